@@ -1,0 +1,149 @@
+"""The update: trials with advantages -> optimizer steps.
+
+The rows of an optimizer step are weighted once, all together (loss.token_weights), then cut into micro-batches by a
+token budget and dealt to the ranks; micro-batches and ranks only add gradients. A row without signal (advantage 0 and
+no KL, or no trained token) is counted in the weights but not forwarded, since its gradient is 0. A step in which no
+row has signal is still an optimizer step with zero gradients: AdamW's moments and weight decay move as if the rows
+had been forwarded. Every rank forwards equally many micro-batches, an empty one where there is no row left.
+
+Shapes: B rows, L padded length, T trained tokens of a micro-batch.
+"""
+
+import math
+
+import torch
+
+from loss import fused_policy_loss, legacy_token_weights, token_weights
+
+
+class Policy(torch.nn.Module):
+    """The language model with its loss as forward, so that wrappers (DDP, autocast) see one module and one call."""
+
+    def __init__(self, lm):
+        super().__init__()
+        self.lm = lm
+
+    def forward(self, input_ids, attention_mask, positions, **loss_arguments):
+        """positions (2, T): row and column whose hidden state predicts each trained token."""
+        hidden = self.lm.base_model(input_ids=input_ids, attention_mask=attention_mask,
+                                    use_cache=False).last_hidden_state  # (B, L, H)
+        return fused_policy_loss(hidden[positions[0], positions[1]], self.lm.get_output_embeddings().weight,
+                                 **loss_arguments)
+
+
+def update(policy, reference, optimizer, accelerator, trials, step, config, progress=lambda: None) -> dict:
+    """All optimizer steps of one batch of trials -> metrics. `reference`: the frozen model of the KL term, or None."""
+    a, t = config.algorithm, config.trainer
+    settings = {"temperature": config.rollout.temperature, "eps_clip_low": a.eps_clip_low,
+                "eps_clip_high": a.eps_clip_high, "clip_ratio_c": a.clip_ratio_c,
+                "tis_cap": a.tis_imp_ratio_cap if a.use_tis else None, "kl_estimator": a.kl_estimator_type}
+    mini_batches = []
+    for first in range(0, t.train_batch_size, t.policy_mini_batch_size):
+        rows = [trial for trial in trials if first <= trial.group < first + t.policy_mini_batch_size]
+        dealt = deal(rows, config, accelerator.process_index, accelerator.num_processes)
+        mini_batches.append([collate(*micro_batch, accelerator.device) for micro_batch in dealt])
+
+    policy.train()
+    updates = len(mini_batches) * t.update_epochs_per_batch
+    for batch in (batch for micro_batches in mini_batches for batch in micro_batches):
+        with torch.no_grad():
+            if updates > 1:  # the policy moves within the batch: the ratio is taken to where it stands now
+                batch["old_logprobs"] = policy(**batch, **settings)[1]
+            if reference is not None:
+                batch["ref_logprobs"] = reference(**batch, **settings)[1]
+        if reference is None:
+            del batch["kl_weights"]
+
+    total = torch.zeros(5, dtype=torch.float64, device=accelerator.device)  # loss, tokens, clipped, gap, ratio
+    grad_norms, done = [], (step - 1) * updates
+    for _ in range(t.update_epochs_per_batch):
+        for micro_batches in mini_batches:
+            lr = config.optimizer.lr * min(1, (done + 1) / max(config.optimizer.warmup_steps, 1))
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.zero_grad()
+            for index, batch in enumerate(micro_batches):
+                last = index == len(micro_batches) - 1
+                with accelerator.no_sync(policy) if not last else torch.enable_grad():
+                    loss, logprobs, _ = policy(**batch, **settings)
+                    # the wrapper averages gradients over ranks, while the weights already make them a sum
+                    accelerator.backward(loss * accelerator.num_processes)
+                total += measured(loss, logprobs, batch, a)
+                progress()
+            norm = float(accelerator.clip_grad_norm_(policy.parameters(), config.optimizer.max_grad_norm))
+            grad_norms.append(norm)
+            if math.isfinite(norm):
+                optimizer.step()
+            else:
+                accelerator.print(f"step {step}: gradient norm is {norm}, optimizer step skipped")
+            done += 1
+    policy.eval()
+    loss, tokens, clipped, gap, ratio = accelerator.reduce(total, reduction="sum").tolist()
+    return {"loss/policy": loss / updates, "loss/grad_norm": sum(grad_norms) / updates,
+            "loss/clip_fraction": clipped / max(tokens, 1), "loss/ratio_mean": ratio / tokens if tokens else 1.0,
+            "loss/trained_tokens": tokens / t.update_epochs_per_batch, "loss/lr": lr,
+            "rollout/logprob_gap": gap / max(tokens, 1)}
+
+
+def measured(loss, logprobs, batch, algorithm) -> torch.Tensor:
+    """Sums over a micro-batch: loss, trained tokens, clipped tokens, |sampler - trainer| nats, importance ratio."""
+    old = batch.get("old_logprobs", logprobs)
+    ratio, sign = torch.exp(logprobs - old), torch.sign(batch["advantages"])
+    clipped = (sign > 0) & (ratio > 1 + algorithm.eps_clip_high) | (sign < 0) & (ratio < 1 - algorithm.eps_clip_low)
+    gap = (old - batch["rollout_logprobs"]).abs()
+    return torch.stack([value.double() for value in (loss.detach(), logprobs.new_tensor(len(logprobs)),
+                                                     clipped.sum(), gap.sum(), ratio.sum())])
+
+
+def deal(rows, config, rank, world) -> list[tuple]:
+    """The micro-batches of one rank: (rows, token weight of each row, KL weight of each row), equally many on each."""
+    a = config.algorithm
+    lengths = [sum(row.loss_mask) for row in rows]
+    legacy = a.loss_reduction == "token_mean_legacy"  # its micro-batches are part of the objective: all rows in them
+    used = [i for i, row in enumerate(rows) if legacy or lengths[i] and (row.advantage != 0 or a.kl_loss_coef > 0)]
+    sizes = {i: len(rows[i].prompt_ids) + len(rows[i].response_ids) for i in used}
+    micro_batches = split(used, sizes, config.trainer.micro_batch_tokens)
+    if legacy:
+        micro_batch_of = {i: number for number, members in enumerate(micro_batches) for i in members}
+        weights = legacy_token_weights(lengths, [micro_batch_of[i] for i in range(len(rows))])
+    else:
+        weights = token_weights(lengths, a.loss_reduction, groups=[row.group for row in rows],
+                                max_len=config.rollout.max_model_len, count_empty=a.count_empty_rows)
+    kl_weights = a.kl_loss_coef * token_weights(lengths, "sequence_mean", count_empty=a.count_empty_rows)
+    rounds = max(1, -(-len(micro_batches) // world))
+    mine = (micro_batches + [[]] * (rounds * world - len(micro_batches)))[rank::world]
+    return [([rows[i] for i in members], weights[members], kl_weights[members]) for members in mine]
+
+
+def split(members, sizes, budget) -> list[list[int]]:
+    """Longest first, so that rows of a micro-batch are alike: rows x longest <= budget, or one row that is longer."""
+    micro_batches = []
+    for i in sorted(members, key=lambda i: (-sizes[i], i)):
+        if micro_batches and sizes[micro_batches[-1][0]] * (len(micro_batches[-1]) + 1) <= budget:
+            micro_batches[-1].append(i)
+        else:
+            micro_batches.append([i])
+    return micro_batches
+
+
+def collate(rows, weights, kl_weights, device) -> dict:
+    """Right-padded ids (B, L) and the per-token columns (T,) of the trained tokens; one dummy token if there are no rows."""
+    ids = [row.prompt_ids + row.response_ids for row in rows] or [[0]]
+    longest = max(map(len, ids))
+    where, columns = [], []
+    for b, row in enumerate(rows):
+        for i, trained in enumerate(row.loss_mask):
+            if trained:
+                where.append((b, len(row.prompt_ids) + i - 1))
+                columns.append((weights[b], kl_weights[b], row.advantage, row.logprobs[i]))
+    positions = torch.tensor(where, dtype=torch.int64).reshape(-1, 2).T
+    input_ids = torch.tensor([row + [0] * (longest - len(row)) for row in ids])
+    weight, kl_weight, advantages, logprobs = torch.tensor(columns, dtype=torch.float64).reshape(-1, 4).T
+    batch = {
+        "input_ids": input_ids,
+        "attention_mask": torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in ids]),
+        "positions": positions,
+        "targets": input_ids[positions[0], positions[1] + 1],
+        "weights": weight, "kl_weights": kl_weight, "advantages": advantages, "rollout_logprobs": logprobs,
+    }
+    return {name: column.to(device) for name, column in batch.items()}

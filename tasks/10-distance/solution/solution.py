@@ -1,0 +1,3 @@
+def distance(a: float, b: float) -> float:
+    """Return how far apart a and b are."""
+    return abs(a - b)

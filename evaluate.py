@@ -1,0 +1,103 @@
+"""pass@k of a model on a task set.
+
+    python evaluate.py --model runs/laptop/exports/global_step_30 --tasks generated:chains:heldout:64 --samples 8 --k 1,8
+    python evaluate.py --model HuggingFaceTB/SmolLM2-135M-Instruct --tasks tasks --samples 8 --k 1,8 \\
+        rollout.temperature=0.8 rollout.max_new_tokens=256
+
+Settings come from rl_config.json beside the model, where an export has it, else from the one in this folder, and may
+be overridden as in train.py. Leaves out: greedy decoding (temperature 0) and majority votes.
+"""
+
+import argparse
+import json
+import sys
+from math import comb
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from agent import fitting_tasks, run_trials
+from checkpoint import DTYPES, eos_ids, load_model
+from config import load_config
+from rollout import Sampler
+from sandbox import Sandbox
+from tasks import load_tasks
+
+EVAL_STREAM = 1  # second number of the random key: evaluation never draws what training draws
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Unbiased estimate of the chance that one of k samples passes, c of n having passed.
+
+    1 - C(n - c, k) / C(n, k) (Chen et al. 2021, "Evaluating Large Language Models Trained on Code").
+    """
+    if not 1 <= k <= n:
+        raise ValueError(f"pass@{k} needs at least {k} samples, found {n}")
+    return 1.0 - comb(n - c, k) / comb(n, k)
+
+
+def summarise(trials, ks) -> dict[str, float]:
+    """{"pass_at_K": mean over tasks, ...} from the trials of an evaluation.
+
+    A task passes with every test, whatever the reward. A trial that the infrastructure lost is left out of its task's
+    n, and a task with fewer than k trials left out of pass@k.
+    """
+    results: dict[str, list[bool]] = {}
+    for trial in trials:
+        if trial.outcome != "infra":
+            results.setdefault(trial.task, []).append(trial.outcome == "passed")
+    means = {}
+    for k in ks:
+        scores = [pass_at_k(len(passed), sum(passed), k) for passed in results.values() if len(passed) >= k]
+        means[f"pass_at_{k}"] = float(np.mean(scores)) if scores else None
+    return means
+
+
+def main():
+    parser = argparse.ArgumentParser(description="pass@k of a model on a task set.", epilog=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="folder in the Hugging Face layout, or a Hub id")
+    parser.add_argument("--tasks", required=True, help="task set: directory, parquet file, generated:..., Hub id")
+    parser.add_argument("--samples", type=int, default=8, help="trials of each task (default 8)")
+    parser.add_argument("--k", default="1", help="comma-separated, e.g. 1,8")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    args = parser.parse_args()
+    try:
+        result = evaluate(args)
+    except ValueError as error:
+        print(f"evaluate.py: {error}", file=sys.stderr)
+        sys.exit(2)
+    if args.json:
+        print(json.dumps(result))
+    else:
+        print(f"{result['tasks']} tasks x {args.samples} samples of {args.model}:",
+              "  ".join(f"{key} {value:.3f}" for key, value in result.items() if key.startswith("pass_at")),
+              f"  mean length {result['length_mean']:.1f}  truncated {result['truncated']:.3f}")
+
+
+def evaluate(args) -> dict:
+    ks = [int(k) for k in args.k.split(",")]
+    for k in ks:
+        pass_at_k(args.samples, 0, k)
+    beside = Path(args.model) / "rl_config.json"
+    file = beside if beside.exists() else Path(__file__).with_name("rl_config.json")
+    config = load_config(str(file), [f"model.path={args.model}", *args.overrides])
+    tasks = load_tasks(args.tasks)
+    model, tokenizer = load_model(config.model)
+    tasks = fitting_tasks(tasks, tokenizer, config, print)
+    sampler = Sampler(model.to(DTYPES[config.model.dtype]), eos_ids(model, tokenizer), config.rollout)
+    s = config.sandbox
+    with (Sandbox(s.workers, s.timeout_s, s.memory_mb, s.isolation, s.retries, s.reward) as sandbox,
+          tqdm(total=len(tasks) * args.samples, desc="evaluate", unit="trial", leave=False) as bar):
+        trials = run_trials(tasks, args.samples, sampler=sampler, sandbox=sandbox, tokenizer=tokenizer, config=config,
+                            seed_of=lambda group, sample: (config.trainer.seed, EVAL_STREAM, 0, group, sample),
+                            progress=lambda trial: bar.update())
+    lengths = [len(trial.response_ids) for trial in trials]
+    return {"tasks": len(tasks), "samples": args.samples, **summarise(trials, ks),
+            "length_mean": float(np.mean(lengths)), "truncated": float(np.mean([t.truncated for t in trials]))}
+
+
+if __name__ == "__main__":
+    main()

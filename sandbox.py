@@ -1,0 +1,451 @@
+"""Verdicts on untrusted code: run a solution against a task's tests, and let the solution have no say in the
+result.
+
+Three parties. This file is the supervisor: it stands outside, holds the only clock that counts, and decides.
+For each run, one warm interpreter forks a judge, which holds the tests and reports, and another forks the
+solution process, which holds the solution and nothing else. sandbox_inside.py builds the walls around both,
+sandbox_judge.py runs the tests, sandbox_wire.py is what passes between them.
+
+Covered: a solution cannot read or change the tests, the judge, the result, other runs, the host's files or
+the trainer's environment; it has no network, not even loopback; what it returns is judged as plain built-in
+values, so no object answers for itself. Exits, skips, kills, signals, hangs, floods of output, and excess of
+memory, processes, files or descriptors cost it a test or the run. All that a run started or wrote is gone
+with the run, also when the trainer is killed.
+
+Not covered: kernel bugs (there is no seccomp or Landlock filter); timing side channels; reading what every
+user of the machine may read below /usr and the interpreter; tests too weak to tell right from wrong; a
+solution that stores what one test taught it for the next. Tests are trusted to be no attack. Values that are
+no plain built-ins (classes, instances, generators, callables) fail the test that meets them; a task whose
+reference needs them, or whose tests patch the solution or capture what it prints, is infra. On the second
+rung, "user namespaces, network open" (see --check), the network is open. With isolation "none" there are two
+processes and resource limits, none on the number of processes, and all else is open: it is for machines that
+forbid namespaces, with code that means no harm.
+
+    python sandbox.py --solution solution.py --tests tests/ --json
+    python sandbox.py --check
+"""
+import argparse
+import base64
+import json
+import os
+import queue
+import re
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+from typing import Self
+
+import sandbox_inside
+from sandbox_judge import is_test_file
+from sandbox_wire import send_frame
+
+OUTCOMES = ("passed", "failed", "error", "timeout", "oom", "infra")
+LEVELS = {
+    "network": "user namespaces, own empty network",
+    "mounts": "user namespaces, network open",
+    "none": "none: two processes with resource limits",
+}
+SETUP_S = 30.0  # for what happens before the first untrusted byte; beyond it the machine is at fault
+END_S = 15.0
+OUTPUT_BYTES = 4096
+JUDGE_MB = 1024  # beside memory_mb: the judge holds the largest values that a solution may send
+PACKAGES = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of one run."""
+    outcome: str  # one of OUTCOMES
+    reward: float | None  # None exactly on infra
+    passed: int
+    total: int
+    seconds: float  # wall time after set-up
+    output: str  # tail of what solution and tests printed, then the first failure; at most 4 kB
+    tests: dict[str, str]  # test id -> passed, failed, error, missing
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to grade a task, as the reference's run told it."""
+    runner: str  # "own" or "pytest"
+    names: tuple[str, ...] | None = None  # what `from solution import *` brings
+    expected: tuple[tuple[str, str], ...] = ()  # test ids with their outcomes
+    fault: str = ""  # why the task cannot be graded
+
+
+class Infra(Exception):
+    """The machine or the sandbox failed, not the solution."""
+
+
+class Zygote:
+    """One warm interpreter that forks a process per run; sandbox_inside.py is its other end."""
+
+    def __init__(self, settings: dict):
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0",
+                       # threads count as processes, and their arenas as memory
+                       "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+        if "LD_LIBRARY_PATH" in os.environ:  # the interpreter itself may need it
+            environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-s", "-S", sandbox_inside.__file__, str(theirs.fileno()),
+                 json.dumps(settings)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
+                env=environment, pass_fds=[theirs.fileno()],
+                start_new_session=True)  # a Ctrl-C is the trainer's to handle
+
+    def expect(self, answer: bytes, seconds: float) -> bytes:
+        """The next message, which must begin with `answer`."""
+        self.control.settimeout(seconds)
+        try:
+            message = self.control.recv(2000)
+        except OSError as exc:
+            raise Infra(f"no word from a sandbox worker: {exc}") from None
+        if not message.startswith(answer):
+            raise Infra(message.decode(errors="replace") or "a sandbox worker died")
+        return message
+
+    def close(self) -> None:
+        self.control.close()  # on which it ends its run and itself
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Worker:
+    """A zygote for solutions and one for judges; one run at a time."""
+
+    def __init__(self, settings: dict):
+        self.solution = Zygote(settings | {"role": "solution"})
+        self.judge = Zygote(settings | {"role": "judge", "memory_mb": settings["memory_mb"] + JUDGE_MB})
+
+    def start(self) -> None:
+        self.solution.expect(b"up", SETUP_S)
+        self.judge.expect(b"up", SETUP_S)
+
+    def close(self) -> None:
+        self.solution.close()
+        self.judge.close()
+
+    def run(self, job: bytes, timeout_s: float) -> tuple[dict, str, float]:
+        """One run: the judge's report with "timeout" and "killed" added, the tail of the output, seconds."""
+        job_socket, judge_end = socket.socketpair()
+        wire, wire_end = socket.socketpair()
+        output, output_end = os.pipe()
+        tail, report = bytearray(), {}
+        with job_socket, open(output, "rb", buffering=0) as pipe:
+            with judge_end, wire, wire_end, open(output_end, "wb", buffering=0):
+                socket.send_fds(self.solution.control, [b"run"], [output_end, wire.fileno()])
+                socket.send_fds(self.judge.control, [b"run"],
+                                [output_end, wire_end.fileno(), judge_end.fileno()])
+            try:
+                report, seconds = await_report(job_socket, pipe, tail, job, timeout_s)
+            finally:
+                # "gone" asks how the solution died before anything is killed
+                self.solution.control.send(b"end gone" if report.get("gone") else b"end")
+                self.judge.control.send(b"end")
+                killed = self.solution.expect(b"ended", END_S) == b"ended killed"
+                self.judge.expect(b"ended", END_S)
+            while chunk := pipe.read(1 << 16):  # ends, since all writers are dead
+                tail += chunk
+                del tail[:-2 * OUTPUT_BYTES]
+        return report | {"killed": killed and not report["timeout"]}, tail.decode(errors="replace"), seconds
+
+
+def await_report(job_socket: socket.socket, pipe, tail: bytearray, job: bytes,
+                 timeout_s: float) -> tuple[dict, float]:
+    """Hand out the job when both processes stand, then drain the output until the report or the deadline."""
+    data, started, deadline = bytearray(), 0.0, time.monotonic() + SETUP_S
+    job_socket.settimeout(SETUP_S)
+    poll = select.poll()
+    poll.register(job_socket, select.POLLIN)
+    poll.register(pipe, select.POLLIN)
+    while (left := deadline - time.monotonic()) > 0:
+        for fd, _ in poll.poll(left * 1000 + 1):
+            if fd == pipe.fileno():
+                chunk = pipe.read(1 << 16)
+                tail += chunk
+                del tail[:-2 * OUTPUT_BYTES]
+                if not chunk:
+                    poll.unregister(pipe)
+                continue
+            chunk = job_socket.recv(1 << 16)
+            if not chunk:
+                raise Infra("the judge ended without a report")
+            data += chunk
+            if len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "little"):
+                continue
+            message = json.loads(data[4:])
+            data.clear()
+            if started:
+                return message | {"timeout": False}, time.monotonic() - started
+            if "setup" in message:
+                raise Infra(message["setup"])
+            send_frame(job_socket, job)
+            started = time.monotonic()
+            deadline = started + timeout_s
+    if not started:
+        raise Infra(f"set-up took more than {SETUP_S:.0f} s")
+    return {"timeout": True, "error": "", "tests": {}, "oom": False}, time.monotonic() - started
+
+
+def readable(text: str) -> str:
+    """The end of an output, without what differs from run to run by no doing of the solution."""
+    text = re.sub(r"/tmp/sandbox-(app|tests)-\w+", r"/\1", text)
+    text = re.sub(r" at 0x[0-9a-f]+", " at 0x...", text)
+    return text.encode(errors="replace")[-OUTPUT_BYTES:].decode(errors="ignore")
+
+
+def memory_left() -> bool:
+    """Whether the host itself has memory to spare (64 MB)."""
+    with open("/proc/meminfo") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("MemAvailable")) > 64 << 10
+
+
+class Sandbox:
+    """Grades solutions, at most `workers` at once. `isolation`: "auto" (the best that this machine allows, or
+    RuntimeError) or "none". `reward`: "binary" or "pass_ratio" (on failed, the share of passed tests)."""
+
+    def __init__(self, workers: int = 2, timeout_s: float = 10.0, memory_mb: int = 512,
+                 isolation: str = "auto", retries: int = 2, reward: str = "binary"):
+        if isolation not in ("auto", "none"):
+            raise ValueError(f'isolation must be "auto" or "none", not {isolation!r}')
+        if reward not in ("binary", "pass_ratio"):
+            raise ValueError(f'reward must be "binary" or "pass_ratio", not {reward!r}')
+        if workers < 1 or timeout_s <= 0 or memory_mb < 64 or retries < 0:
+            raise ValueError("needed: workers >= 1, timeout_s > 0, memory_mb >= 64, retries >= 0")
+        self.workers, self.timeout_s, self.retries, self.reward = workers, timeout_s, retries, reward
+        cpu_s = int(timeout_s * os.cpu_count()) + 60  # only for a supervisor that is gone or stopped
+        self.settings = {"memory_mb": memory_mb, "cpu_s": cpu_s, "packages": PACKAGES,
+                         "paths": sandbox_inside.visible_paths(PACKAGES)}
+        self.plans: dict[str, Plan] = {}
+        self.plan_locks: dict[str, threading.Lock] = {}
+        self.lock, self.closed = threading.Lock(), False
+        first = self._first_worker(isolation)
+        self.idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
+        for worker in [None] * (workers - 1) + [first]:
+            self.idle.put(worker)  # None stands for one to start when needed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Wait for the runs under way, then end every process. Later calls of grade raise RuntimeError."""
+        if self.closed:
+            return
+        self.closed = True
+        for worker in [self.idle.get() for _ in range(self.workers)]:
+            if worker:
+                worker.close()
+        self.idle.put(None)
+
+    def grade(self, task, files: dict[str, str | bytes]) -> Verdict:
+        """The verdict on `files` (paths below /app, normally solution.py). Blocks until a worker is free;
+        call it from any thread. ValueError, naming the task, when it has no tests or a path leaves /app."""
+        solution = solution_files(task.id, files)
+        try:
+            plan = self._plan(task)
+            if plan.fault:
+                raise Infra(plan.fault)
+            return self._attempt(task, plan, solution)
+        except Infra as exc:
+            return Verdict("infra", None, 0, 0, 0.0, readable(str(exc)), {})
+
+    def verify(self, task) -> str:
+        """Nothing if the task's reference passes and an empty solution fails, else the reason."""
+        if not reference(task):
+            return f"task {task.id}: no reference solution"
+        verdict = self.grade(task, {"solution.py": ""})
+        if verdict.outcome == "passed":
+            return f"task {task.id}: an empty solution passes"
+        return verdict.output or "infra" if verdict.outcome == "infra" else ""
+
+    def _plan(self, task) -> Plan:
+        """The plan of a task, made at its first grade. Infra, and no plan is kept, when the machine fails."""
+        with self.lock:
+            lock = self.plan_locks.setdefault(task.id, threading.Lock())
+        with lock:
+            if task.id not in self.plans:
+                self.plans[task.id] = self._make_plan(task)
+            return self.plans[task.id]
+
+    def _make_plan(self, task) -> Plan:
+        if not any(is_test_file(name) for name in test_files(task)):
+            raise ValueError(f"task {task.id}: no tests (tests/test_*.py)")
+        solution = reference(task)
+        for runner in ("own", "pytest"):
+            report, _, _ = self._run(task, Plan(runner), solution or {"solution.py": b""}, not solution)
+            if not report.get("unsupported"):
+                break
+        tests = report["tests"]
+        expected = tuple((name, outcome) for name, outcome in tests.items() if outcome != "skipped")
+        if report["timeout"]:
+            fault = f"it takes more than {self.timeout_s:g} s"
+        elif report["error"] or report["killed"] or set(tests.values()) - {"passed", "skipped", "xfailed"}:
+            fault = report["error"] or report["message"] or "it was killed"
+        elif not expected:
+            fault = "no test ran"
+        else:
+            return Plan(runner, tuple(report["names"]) if solution else None, expected)
+        return Plan(runner, fault=f"task {task.id}: the reference does not pass: {fault}")
+
+    def _attempt(self, task, plan: Plan, files: dict[str, bytes]) -> Verdict:
+        report, output, seconds = self._run(task, plan, files, collect=False)
+        results, tests = report["tests"], {}
+        for name, wanted in plan.expected:
+            got = results.get(name, "missing")
+            tests[name] = "passed" if got == wanted else got if got in ("missing", "error") else "failed"
+        passed = list(tests.values()).count("passed")
+        extra = [name for name in results if name not in tests and results[name] != "skipped"]
+        if report["timeout"]:
+            outcome, message = "timeout", f"stopped after {self.timeout_s:g} s"
+        elif report["oom"] and passed < len(tests) or report["killed"]:
+            outcome, message = "oom", report["error"] or report["message"]
+        elif report["error"]:
+            outcome, message = "error", report["error"]
+        elif passed == len(tests) and not extra:
+            outcome, message = "passed", ""
+        else:
+            outcome = "failed"
+            message = report["message"] or f"tests that are not the reference's: {', '.join(extra)}"
+        reward = float(outcome == "passed")
+        if outcome == "failed" and self.reward == "pass_ratio" and not extra:
+            reward = passed / len(tests)
+        output += "\n" * (output != "" and message != "" and not output.endswith("\n"))
+        return Verdict(outcome, reward, passed, len(tests), seconds, readable(output + message), tests)
+
+    def _run(self, task, plan: Plan, files: dict[str, bytes], collect: bool) -> tuple[dict, str, float]:
+        """One run, repeated on a fresh worker while the machine fails."""
+        job, failures = make_job(files, test_files(task), plan, collect), 0
+        while True:
+            worker = self.idle.get()
+            try:
+                if self.closed:
+                    raise RuntimeError("the sandbox is closed")
+                if worker is None:
+                    worker = Worker(self.settings)
+                    worker.start()
+                result = worker.run(job, self.timeout_s)
+                if result[0]["killed"] and not memory_left():
+                    raise Infra("a solution was killed while the host was out of memory")
+                return result
+            except (Infra, OSError) as exc:
+                if worker:
+                    worker.close()
+                worker = None
+                failures += 1
+                if failures > self.retries:
+                    raise Infra(str(exc)) from None
+            finally:
+                self.idle.put(worker)
+
+    def _first_worker(self, isolation: str) -> Worker:
+        """Go down the ladder to the first rung where a solution that looks around finds walls."""
+        reasons = []
+        for level in ("none",) if isolation == "none" else ("network", "mounts"):
+            self.level = self.settings["level"] = level
+            worker = Worker(self.settings)
+            try:
+                worker.start()
+                tests = f"from solution import look\ndef test_walls():\n    assert look({level!r}) == []\n"
+                files = {"solution.py": sandbox_inside.PROBE.encode()}
+                job = make_job(files, {"test_probe.py": tests.encode()}, Plan("own"))
+                report, _, _ = worker.run(job, SETUP_S)
+                found = report["error"] or report.get("message", "no answer")
+            except (Infra, OSError) as exc:
+                found = str(exc)
+            if not found:
+                return worker
+            worker.close()
+            reasons.append(f"{level}: {found}")
+        raise RuntimeError(f"this machine does not let code be isolated ({'; '.join(reasons)}); "
+                           '"isolation": "none" runs it with resource limits only')
+
+
+def make_job(files: dict[str, bytes], tests: dict[str, bytes], plan: Plan, collect: bool = False) -> bytes:
+    files, tests = ({name: base64.b64encode(data).decode() for name, data in part.items()}
+                    for part in (files, tests))
+    return json.dumps({"files": files, "tests": tests, "runner": plan.runner, "names": plan.names,
+                       "collect": collect}).encode()
+
+
+def test_files(task) -> dict[str, bytes]:
+    return {name[6:]: data for name, data in task.files.items() if name.startswith("tests/")}
+
+
+def reference(task) -> dict[str, bytes]:
+    """The reference solution as files of /app; empty if there is none."""
+    files = {name[9:]: data for name, data in task.files.items() if name.startswith("solution/")}
+    modules = [name for name in files if name.endswith(".py")]
+    if "solution.py" in modules:
+        return files
+    return {"solution.py": files[modules[0]]} if len(modules) == 1 else {}
+
+
+def solution_files(task_id: str, files: dict[str, str | bytes]) -> dict[str, bytes]:
+    for name in files:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts:
+            raise ValueError(f"task {task_id}: {name!r} is no path below /app")
+    return {name: data.encode(errors="surrogatepass") if isinstance(data, str) else data
+            for name, data in files.items()}
+
+
+def read_tests(tests: Path) -> SimpleNamespace:
+    """A task without a reference: the tests it expects are those that the files define."""
+    if not tests.exists():
+        raise ValueError(f"{tests}: no such file or directory")
+    name = tests.name if is_test_file(tests.name) else f"test_{tests.name}"
+    paths = {name: tests} if tests.is_file() else {
+        path.relative_to(tests).as_posix(): path for path in sorted(tests.rglob("*")) if path.is_file()}
+    files = {f"tests/{name}": path.read_bytes() for name, path in paths.items()}
+    return SimpleNamespace(id=str(tests), files=files)
+
+
+def main() -> int:
+    summary, *_, examples = __doc__.split("\n\n")
+    parser = argparse.ArgumentParser(description=summary, epilog=f"examples:\n{examples}",
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="print the isolation that this machine allows")
+    parser.add_argument("--solution", type=Path, help="a Python file, imported as `solution`")
+    parser.add_argument("--tests", type=Path, help="a test file or a directory of tests")
+    parser.add_argument("--timeout", type=float, default=10.0, metavar="S", help="seconds (default 10)")
+    parser.add_argument("--memory-mb", type=int, default=512, metavar="M", help="MB (default 512)")
+    parser.add_argument("--isolation", choices=("auto", "none"), default="auto")
+    parser.add_argument("--json", action="store_true", help="print one JSON line")
+    args = parser.parse_args()
+    if not args.check and not (args.solution and args.tests):
+        parser.error("give --solution and --tests, or --check")
+    try:
+        if not args.check:
+            task, code = read_tests(args.tests), args.solution.read_bytes()
+        with Sandbox(1, args.timeout, args.memory_mb, args.isolation) as sandbox:
+            if args.check:
+                print(LEVELS[sandbox.level])
+                return 0
+            verdict = sandbox.grade(task, {"solution.py": code})
+    except (ValueError, OSError, RuntimeError) as exc:
+        print(f"sandbox.py: {exc}", file=sys.stderr)
+        return 3 if isinstance(exc, RuntimeError) else 2
+    if args.json:
+        print(json.dumps({name: value for name, value in asdict(verdict).items() if name != "tests"}))
+    else:
+        print(f"{verdict.outcome}: {verdict.passed} of {verdict.total} tests in {verdict.seconds:.2f} s",
+              verdict.output, sep="\n")
+    return 3 if verdict.outcome == "infra" else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

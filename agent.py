@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from rollout import Request
 
 REQUEST = "Put the complete solution in one Python code block."
-FENCED = re.compile(r"^```([^\n`]*)\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^```([^\n`]*)\n(.*?)^```[ \t\r]*$", re.MULTILINE | re.DOTALL)
 PYTHON = ("python", "py", "python3", "")
 
 
@@ -58,9 +58,12 @@ class Trial:
     seconds_grading: float = 0.0
 
 
-def solution_of(reply: str) -> str | None:
-    """The last fenced Python block after the thinking; None when there is no closed block."""
-    if "<think>" in reply and "</think>" not in reply:
+def solution_of(reply: str, thinking=False) -> str | None:
+    """The last fenced Python block after the thinking; None when there is no closed block.
+
+    `thinking`: the prompt has opened the thinking already, as some chat templates do.
+    """
+    if (thinking or "<think>" in reply) and "</think>" not in reply:
         return None
     blocks = FENCED.findall(reply.rpartition("</think>")[2])
     python = [code for label, code in blocks if label.strip().lower() in PYTHON]
@@ -123,7 +126,7 @@ async def _trial(task, prompt_ids, group, sample, seed, sampler, sandbox, tokeni
     completion = await sampler.sample(Request(prompt_ids, seed))
     sampled = time.perf_counter()
     reply = tokenizer.decode(completion.ids, skip_special_tokens=True)
-    code = solution_of(reply)
+    code = solution_of(reply, thinking=tokenizer.decode(prompt_ids).rstrip().endswith("<think>"))
     if code is None:
         outcome, reward, tests, output = "error", 0.0, {}, "the reply has no closed Python code block"
     else:

@@ -14,6 +14,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -33,7 +34,7 @@ def load_model(model_config):
         tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(path, config=hf_config, dtype=torch.float32,
                                                      attn_implementation=model_config.attn_implementation)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"model.path: no model can be loaded from {path!r}: {reason}") from error
     if model_config.chat_template is not None:
@@ -43,9 +44,20 @@ def load_model(model_config):
             raise ValueError(f"model.chat_template: {model_config.chat_template}: {error.strerror}") from error
     if tokenizer.chat_template is None:
         raise ValueError(f"model.chat_template: the tokenizer of {path!r} has none: name a .jinja file")
+    refuse_unusual_head(model, path)
     if model_config.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     return model.eval(), tokenizer
+
+
+def refuse_unusual_head(model, path):
+    """ValueError when logits are not hidden @ head.T: a bias, a scale or a cap would be missing from the loss."""
+    ids = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        if not torch.allclose(model(input_ids=ids).logits, hidden @ model.get_output_embeddings().weight.T, atol=1e-3):
+            raise ValueError(f"model.path: {path!r} does more to its logits than multiply by the head, which the fused "
+                             "loss would miss")
 
 
 def eos_ids(model, tokenizer) -> set[int]:
@@ -88,6 +100,8 @@ def sync(path):
 def save(run_dir: Path, step: int, accelerator, keep: int):
     """Every rank calls this; afterwards `checkpoints/global_step_{step}` is complete and `keep` are left."""
     folder = run_dir / "checkpoints"
+    if (folder / f"global_step_{step}").exists():  # the same state, as a step is reached in one way only
+        return
     temporary = folder / f".writing_global_step_{step}"
     if accelerator.is_main_process:
         shutil.rmtree(temporary, ignore_errors=True)

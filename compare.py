@@ -3,7 +3,7 @@
     python compare.py runs/seqmean runs/tokenmean --out report/
 
 Writes report/report.md (first and last evaluation, mean reward and length of the last ten steps) and
-report/curves.png (reward, held-out pass rate, response length, entropy). train.py draws the same picture of its own run.
+report/curves.png (reward, held-out pass rate, response length, entropy). train.py draws the same of its own run.
 Leaves out: pooling of seeds and intervals.
 """
 

@@ -1,6 +1,6 @@
 """pass@k of a model on a task set.
 
-    python evaluate.py --model runs/laptop/exports/global_step_30 --tasks generated:chains:heldout:64 --samples 8 --k 1,8
+    python evaluate.py --model runs/laptop/exports/global_step_30 --tasks generated:chains:heldout:64 --k 1,8
     python evaluate.py --model HuggingFaceTB/SmolLM2-135M-Instruct --tasks tasks --samples 8 --k 1,8 \\
         rollout.temperature=0.8 rollout.max_new_tokens=256
 
@@ -15,6 +15,7 @@ from math import comb
 from pathlib import Path
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from agent import fitting_tasks, run_trials
@@ -37,11 +38,11 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - comb(n - c, k) / comb(n, k)
 
 
-def summarise(trials, ks) -> dict[str, float]:
+def summarise(trials, ks) -> dict[str, float | None]:
     """{"pass_at_K": mean over tasks, ...} from the trials of an evaluation.
 
     A task passes with every test, whatever the reward. A trial that the infrastructure lost is left out of its task's
-    n, and a task with fewer than k trials left out of pass@k.
+    n, and a task with fewer than k trials left out of pass@k. None: no task has k trials.
     """
     results: dict[str, list[bool]] = {}
     for trial in trials:
@@ -73,12 +74,16 @@ def main():
         print(json.dumps(result))
     else:
         print(f"{result['tasks']} tasks x {args.samples} samples of {args.model}:",
-              "  ".join(f"{key} {value:.3f}" for key, value in result.items() if key.startswith("pass_at")),
+              "  ".join(f"{key} {'-' if value is None else format(value, '.3f')}"
+                        for key, value in result.items() if key.startswith("pass_at")),
               f"  mean length {result['length_mean']:.1f}  truncated {result['truncated']:.3f}")
 
 
 def evaluate(args) -> dict:
-    ks = [int(k) for k in args.k.split(",")]
+    try:
+        ks = [int(k) for k in args.k.split(",")]
+    except ValueError:
+        raise ValueError(f"--k: expected whole numbers with commas between them, found {args.k!r}") from None
     for k in ks:
         pass_at_k(args.samples, 0, k)
     beside = Path(args.model) / "rl_config.json"
@@ -87,7 +92,8 @@ def evaluate(args) -> dict:
     tasks = load_tasks(args.tasks)
     model, tokenizer = load_model(config.model)
     tasks = fitting_tasks(tasks, tokenizer, config, print)
-    sampler = Sampler(model.to(DTYPES[config.model.dtype]), eos_ids(model, tokenizer), config.rollout)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    sampler = Sampler(model.to(device, DTYPES[config.model.dtype]), eos_ids(model, tokenizer), config.rollout)
     s = config.sandbox
     with (Sandbox(s.workers, s.timeout_s, s.memory_mb, s.isolation, s.retries, s.reward) as sandbox,
           tqdm(total=len(tasks) * args.samples, desc="evaluate", unit="trial", leave=False) as bar):

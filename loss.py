@@ -134,6 +134,8 @@ def fused_policy_loss(hidden, head, targets, weights, advantages, *, temperature
             total = total + (kl_weights[rows].to(dtype) * kl).sum()
         return total
 
+    if not torch.is_grad_enabled():
+        head = head.detach()  # a Function is told that a parameter needs its gradient even then: (V, H) for nothing
     return _FusedLoss.apply(hidden, head, targets, objective, temperature, chunk, dtype)
 
 

@@ -61,7 +61,7 @@ def warp(logits, top_k, top_p) -> torch.Tensor:
     probs = logits.softmax(-1)
     if top_k < 0 and top_p >= 1:
         return probs
-    ranked, order = probs.sort(-1, descending=True, stable=True)
+    ranked, order = probs.sort(dim=-1, descending=True, stable=True)
     keep = torch.ones_like(ranked, dtype=torch.bool)
     if top_k > 0:
         keep[:, top_k:] = False
@@ -135,12 +135,16 @@ class _Row:
 class Sampler:
     """Draws completions from `model`; `config` is the rollout section of the configuration.
 
-    The model is used as it is (device, dtype) and only put into eval mode. ValueError: a prompt that leaves no room.
+    The model is used as it is (device, dtype) and only put into eval mode. ValueError: a model with sliding-window
+    attention, whose prompt cache holds the window alone; a prompt that leaves no room.
     `stop` is asked between decode steps; when it answers True, InterruptedError is raised and nothing is lost but the
     samples under way.
     """
 
     def __init__(self, model, eos_ids, config, stop=lambda: False):
+        if any(DynamicCache(config=model.config).is_sliding):
+            raise ValueError(f"model.path: {model.config.name_or_path!r} has sliding-window attention, which the "
+                             "sampler cannot decode")
         self.model, self.eos_ids, self.config, self.stop = model, frozenset(eos_ids), config, stop
         self.waiting, self.active = deque(), []
         self.prefix = None  # (prompt_ids, cache, last logits) of the prompt prefilled last
@@ -231,7 +235,9 @@ class Sampler:
         # right=True: the first entry that exceeds the draw, which never has probability 0
         tokens = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None], right=True)
         chosen = logprobs.gather(-1, tokens)[:, 0]
-        columns = (tokens[:, 0], chosen, entropies, (1 - cumulative[:, -1]).clamp(min=0))
+        off = self.config.top_k < 0 and self.config.top_p >= 1  # then the sum differs from 1 by rounding alone
+        cut = torch.zeros_like(entropies) if off else (1 - cumulative[:, -1]).clamp(min=0)
+        columns = (tokens[:, 0], chosen, entropies, cut)
         for row, values in zip(self.active, zip(*(column.tolist() for column in columns))):
             completion = row.completion
             for series, value in zip((completion.ids, completion.logprobs, completion.entropies,

@@ -67,7 +67,6 @@ def train(config) -> int:
     """-> exit status: 0, or 128 + the signal that ended the run early, after what was done had been saved."""
     t = config.trainer
     run_dir = Path(t.run_dir)
-    interrupt = Interrupt()
     accelerator = Accelerator(mixed_precision="bf16" if config.model.dtype == "bfloat16" else "no",
                               log_with=list(t.log_with), project_dir=t.run_dir)
     say = print if accelerator.is_main_process else lambda *_: None
@@ -93,18 +92,20 @@ def train(config) -> int:
     # bfloat16: the trained weights stay float32, and a bfloat16 copy of them samples
     sampling_model = model if config.model.dtype == "float32" else copy.deepcopy(model).bfloat16()
     refresh(sampling_model, model)
+    interrupt = Interrupt()
     sampler = Sampler(sampling_model, checkpoint.eos_ids(model, tokenizer), config.rollout, interrupt.requested)
 
     s = config.sandbox
     with Sandbox(s.workers, s.timeout_s, s.memory_mb, s.isolation, s.retries, s.reward) as sandbox:
 
         def sample(step, stream, chosen, n, label):
-            return sample_step(chosen, n, (t.seed, stream, step), label, accelerator, sampler, sandbox, tokenizer, config)
+            return sample_step(chosen, n, (t.seed, stream, step), label, accelerator, sampler, sandbox, tokenizer,
+                               config)
 
         def evaluation(step):
             trials = sample(step, EVAL_STREAM, eval_tasks, t.eval_samples, f"step {step}: evaluate")
             scores = summarise(trials, sorted({1, t.eval_samples}))
-            say(f"step {step:4d}  held-out  " + "  ".join(f"{name} {score:.3f}" for name, score in scores.items()))
+            say(f"step {step:4d}  held-out  " + "  ".join(f"{name} {shown(score)}" for name, score in scores.items()))
             show_samples(trials, say)
             return {f"eval/{name}": score for name, score in scores.items()}
 
@@ -170,14 +171,14 @@ def prepare_run_dir(run_dir, config, accelerator, say):
 
 
 def tasks_of_step(tasks, step, batch_size, seed) -> list:
-    """The tasks of a step (1, 2, ...): every epoch its own order, a function of the seed; an incomplete batch is left."""
+    """The tasks of a step (1, 2, ...). Each epoch has its own order, a function of the seed, and whole batches only."""
     epoch, index = divmod(step - 1, len(tasks) // batch_size)
     order = np.random.default_rng((seed, epoch)).permutation(len(tasks))
     return [tasks[i] for i in order[index * batch_size:(index + 1) * batch_size]]
 
 
 def sample_step(tasks, samples, key, label, accelerator, sampler, sandbox, tokenizer, config) -> list:
-    """`samples` trials of each task, ordered by group and sample, on every rank. InterruptedError on all ranks if on one."""
+    """`samples` trials of each task, by group and sample, on every rank. InterruptedError on all ranks if on one."""
     rank, world = accelerator.process_index, accelerator.num_processes
     mine = tasks[rank::world]
     try:
@@ -204,7 +205,7 @@ def set_advantages(trials, algorithm):
 
 
 def rollout_metrics(trials) -> dict:
-    """Means over the trials of the step. reward/mean_finished leaves out truncated and timed-out ones; None: there are none."""
+    """Means over the trials of a step, None where there is no trial. mean_finished: not truncated, not timed out."""
     scored = [trial for trial in trials if not trial.excluded]
     finished = [trial.reward for trial in scored if not trial.ending]
     solved = {trial.group for trial in scored if trial.reward > 0}
@@ -251,10 +252,14 @@ def record(run_dir, metrics, accelerator):
     accelerator.log({name: value for name, value in metrics.items() if value is not None}, step=step)
 
 
+def shown(value) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
 def readable(metrics, total) -> str:
     m = metrics
     outcomes = " ".join(f"{name} {m['sandbox/' + name]}" for name in OUTCOMES if m["sandbox/" + name])
-    return (f"step {m['step']:4d}/{total}  reward {m['reward/mean'] or 0:.3f}  length {m['rollout/length_mean']:.1f}  "
+    return (f"step {m['step']:4d}/{total}  reward {shown(m['reward/mean'])}  length {m['rollout/length_mean']:.1f}  "
             f"truncated {m['rollout/truncated']:.2f}  flat {m['rollout/frac_zero_variance']:.2f}  "
             f"entropy {m['rollout/entropy']:.3f}  grad {m['loss/grad_norm']:.3f}  [{outcomes}]  "
             f"{m['time/rollout']:.1f} + {m['time/update']:.1f} s")

@@ -127,7 +127,7 @@ def split(members, sizes, budget) -> list[list[int]]:
 
 
 def collate(rows, weights, kl_weights, device) -> dict:
-    """Right-padded ids (B, L) and the per-token columns (T,) of the trained tokens; one dummy token if there are no rows."""
+    """Right-padded ids (B, L) and the columns (T,) of the trained tokens; without rows, one token and T = 0."""
     ids = [row.prompt_ids + row.response_ids for row in rows] or [[0]]
     longest = max(map(len, ids))
     where, columns = [], []

@@ -2,9 +2,9 @@
 
     python warmstart.py --out models/warmstart-seed0
 
-Each reply of its training text solves a task of the `warmstart` split either as a nested one-liner or step by step,
-at random, so the policy that comes out writes both. It is far better at the second, and has not been told so: that is
-what reinforcement learning can find out.
+The training text is of uneven quality, as such text is. A reply works either step by step, always right, or in one
+nested line, written in haste: more often than not it forgets one of the operations. The policy that comes out writes
+both, and nothing has told it which is worth more. That is for reinforcement learning to find out.
 
 Leaves out: everything a language model should be able to do besides.
 """
@@ -26,18 +26,22 @@ from generator import operations, write_solution
 from tasks import load_tasks
 
 TASKS = "generated:chains:warmstart:2000"
-STYLES = ("one_liner", "steps")
+ONE_LINERS = 0.5  # share of the replies
+SLIPS = 0.6  # share of the one-liners that forget an operation
 VOCABULARY = 512
-STEPS = 300
-BATCH = 32
-LEARNING_RATE = 3e-3
+STEPS = 700
+BATCH = 16
+LEARNING_RATE = 2e-3
+SHAPE = {"hidden_size": 176, "intermediate_size": 448, "num_hidden_layers": 3, "num_attention_heads": 5,
+         "num_key_value_heads": 1, "head_dim": 32,
+         "initializer_range": 0.08}  # at the usual 0.02 a model this small copies constants far later
 PAD, END = "<|pad|>", "<|end|>"
 CHAT_TEMPLATE = ("{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
                  "{% if add_generation_prompt %}<|assistant|>{% endif %}")
 
 
 def resolve(config, accelerator):
-    """The config with `model.path` "warmstart" replaced by a folder, which the main process fills if it is not there."""
+    """The config with `model.path` "warmstart" replaced by a folder, which the main process fills if it is missing."""
     if config.model.path != "warmstart":
         return config
     folder = Path("models") / f"warmstart-seed{config.trainer.seed}"
@@ -47,19 +51,22 @@ def resolve(config, accelerator):
     return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(folder)))
 
 
-def build(folder: Path, seed: int):
-    """Train tokenizer and model and write them to `folder`, whole or not at all."""
+def build(folder: Path, seed: int, source=TASKS, steps=STEPS, batch=BATCH, **shape):
+    """Train tokenizer and model and write them to `folder`, whole or not at all. `shape` replaces keys of SHAPE."""
     rng = random.Random(seed)
-    tasks = load_tasks(TASKS)
-    conversations = [conversation(task, rng) for task in tasks]
-    tokenizer = train_tokenizer(conversations)
-    model = new_model(tokenizer, seed)
+    tasks = load_tasks(source)
+    tokenizer = train_tokenizer([conversation(task, rng) for task in tasks])
+    model = new_model(tokenizer, seed, SHAPE | shape)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.01)
-    progress = tqdm(range(STEPS), desc="warm start", unit="step", leave=False)
+    progress = tqdm(range(steps), desc="warm start", unit="step", leave=False)
+    waiting = []
     for step in progress:
-        warm = min(1.0, (step + 1) / 20)
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * warm * (1 - step / STEPS)
-        ids, labels = collate([conversation(task, rng) for task in rng.sample(tasks, BATCH)], tokenizer)
+        if not waiting:  # batches of replies that are about equally long, in random order
+            pool = sorted((conversation(task, rng) for task in rng.sample(tasks, min(8 * batch, len(tasks)))), key=size)
+            waiting = [pool[start:start + batch] for start in range(0, len(pool), batch)]
+            rng.shuffle(waiting)
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 20) * (1 - step / steps)
+        ids, labels = collate(waiting.pop(), tokenizer)
         hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
         trained = labels[:, 1:] >= 0
         loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[trained]), labels[:, 1:][trained])
@@ -79,8 +86,17 @@ def build(folder: Path, seed: int):
 
 
 def conversation(task, rng) -> list[dict]:
-    code = write_solution(*operations(task), rng.choice(STYLES))
+    family, chain = operations(task)
+    style = "one_liner" if rng.random() < ONE_LINERS else "steps"
+    if style == "one_liner" and rng.random() < SLIPS:
+        forgotten = rng.randrange(len(chain))
+        chain = chain[:forgotten] + chain[forgotten + 1:]
+    code = write_solution(family, chain, style)
     return messages_for(task) + [{"role": "assistant", "content": f"```python\n{code.rstrip()}\n```"}]
+
+
+def size(messages) -> int:
+    return sum(len(message["content"]) for message in messages)
 
 
 def train_tokenizer(conversations) -> PreTrainedTokenizerFast:
@@ -95,16 +111,15 @@ def train_tokenizer(conversations) -> PreTrainedTokenizerFast:
         (message["content"] for messages in conversations for message in messages),
         trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=[PAD, END, *roles], show_progress=False,
                             initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, chat_template=CHAT_TEMPLATE,
-                                   additional_special_tokens=roles)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END,
+                                   chat_template=CHAT_TEMPLATE, additional_special_tokens=roles)
 
 
-def new_model(tokenizer, seed) -> Qwen3ForCausalLM:
+def new_model(tokenizer, seed, shape) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
     return Qwen3ForCausalLM(Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=160, intermediate_size=448, num_hidden_layers=4, num_attention_heads=5,
-        num_key_value_heads=1, head_dim=32, max_position_embeddings=512, tie_word_embeddings=True,
-        initializer_range=0.06, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None))
+        vocab_size=len(tokenizer), max_position_embeddings=512, tie_word_embeddings=True, bos_token_id=None,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, **shape))
 
 
 def collate(conversations, tokenizer) -> tuple[torch.Tensor, torch.Tensor]:

@@ -136,7 +136,8 @@ class Sampler:
     """Draws completions from `model`; `config` is the rollout section of the configuration.
 
     The model is used as it is (device, dtype) and only put into eval mode. ValueError: a model with sliding-window
-    attention, whose prompt cache holds the window alone; a prompt that leaves no room.
+    attention, whose prompt cache holds the window alone, or with fewer positions than `max_model_len`; a prompt that
+    leaves no room.
     `stop` is asked between decode steps; when it answers True, InterruptedError is raised and nothing is lost but the
     samples under way.
     """
@@ -145,6 +146,10 @@ class Sampler:
         if any(DynamicCache(config=model.config).is_sliding):
             raise ValueError(f"model.path: {model.config.name_or_path!r} has sliding-window attention, which the "
                              "sampler cannot decode")
+        positions = model.config.max_position_embeddings
+        if config.max_model_len > positions:
+            raise ValueError(f"rollout.max_model_len: {config.max_model_len} is more than the {positions} positions of "
+                             f"{model.config.name_or_path!r}")
         self.model, self.eos_ids, self.config, self.stop = model, frozenset(eos_ids), config, stop
         self.waiting, self.active = deque(), []
         self.prefix = None  # (prompt_ids, cache, last logits) of the prompt prefilled last

@@ -1,5 +1,4 @@
-"""Verdicts on untrusted code: run a solution against a task's tests, and let the solution have no say in the
-result.
+"""Verdicts on untrusted code: a solution is run against a task's tests and has no say in the result.
 
 Three parties. This file is the supervisor: it stands outside, holds the only clock that counts, and decides.
 For each run, one warm interpreter forks a judge, which holds the tests and reports, and another forks the

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
 from accelerate.utils import gather_object, set_seed
 from tqdm import tqdm
 
@@ -68,7 +69,7 @@ def train(config) -> int:
     t = config.trainer
     run_dir = Path(t.run_dir)
     accelerator = Accelerator(mixed_precision="bf16" if config.model.dtype == "bfloat16" else "no",
-                              log_with=list(t.log_with), project_dir=t.run_dir)
+                              log_with=trackers(t.log_with), project_dir=t.run_dir)
     say = print if accelerator.is_main_process else lambda *_: None
     prepare_run_dir(run_dir, config, accelerator, say)
     set_seed(t.seed)
@@ -92,6 +93,8 @@ def train(config) -> int:
     # bfloat16: the trained weights stay float32, and a bfloat16 copy of them samples
     sampling_model = model if config.model.dtype == "float32" else copy.deepcopy(model).bfloat16()
     refresh(sampling_model, model)
+    if t.log_with:
+        accelerator.init_trackers(run_dir.name)
     interrupt = Interrupt()
     sampler = Sampler(sampling_model, checkpoint.eos_ids(model, tokenizer), config.rollout, interrupt.requested)
 
@@ -121,7 +124,9 @@ def train(config) -> int:
                 with interrupt.deferred():
                     set_advantages(trials, config.algorithm)
                     metrics = {"step": step} | rollout_metrics(trials)
-                    metrics |= update(policy, reference, optimizer, accelerator, trials, step, config)
+                    with tqdm(desc=f"step {step}: update", unit="micro-batch", leave=False,
+                              disable=not accelerator.is_main_process) as bar:
+                        metrics |= update(policy, reference, optimizer, accelerator, trials, step, config, bar.update)
                     refresh(sampling_model, model)
                     metrics |= {"time/rollout": sampled - began, "time/update": time.perf_counter() - sampled,
                                 "time/step": time.perf_counter() - began}
@@ -150,6 +155,16 @@ def train(config) -> int:
         peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print(f"done: {run_dir}, {step} steps, curves in {picture}, peak memory {peak_gb:.2f} GB")
     return 0
+
+
+def trackers(names) -> list[str] | None:
+    """The trackers that the config names. ValueError: one is not installed, which accelerate would pass over."""
+    available = [str(tracker) for tracker in get_available_trackers()]
+    for name in names:
+        if name not in available:
+            raise ValueError(f"trainer.log_with: {name!r} is not installed here; found: "
+                             f"{', '.join(available) or 'none'}")
+    return list(names) or None
 
 
 def prepare_run_dir(run_dir, config, accelerator, say):

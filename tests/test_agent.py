@@ -102,8 +102,7 @@ class CharacterTokenizer:
         assert not add_special_tokens
         return SimpleNamespace(input_ids=[ord(character) for character in text])
 
-    def decode(self, ids, skip_special_tokens):
-        assert skip_special_tokens
+    def decode(self, ids, skip_special_tokens=False):
         return "".join(chr(i) for i in ids if i)  # 0 is the EOS
 
 

@@ -135,6 +135,8 @@ def test_bad_input_gets_one_line_and_exit_2(finished, memorising_model):
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
+    (["trainer.log_with=[\"aim\"]"], "trainer.log_with: 'aim' is not installed here"),
+    (["rollout.max_model_len=600"], "rollout.max_model_len: 600 is more than the 512 positions"),
     (["model.path=nowhere"], "model.path: no model can be loaded from 'nowhere'"),
     (["data.train=nowhere"], "nowhere: no such file or directory"),
     (["data.train=generated:chains:train:3"], r"data.train: expected at least trainer.train_batch_size \(4\) tasks"),

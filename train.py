@@ -2,7 +2,7 @@
 
     accelerate launch train.py --config configs/laptop.json
     accelerate launch train.py --config rl_config.json trainer.run_dir=runs/seqmean data.train=tasks.parquet
-    python train.py --config configs/laptop.json --plan
+    python train.py --config configs/laptop.json --plan --device-gb 16
 
 Reads top to bottom: `train` is the loop, and the functions below it are its verbs in the order of their use. Every
 rank sees all trials of a step, so advantages, token weights and metrics are those of the whole step on each of them;
@@ -36,6 +36,7 @@ import warmstart
 from agent import fitting_tasks, run_trials
 from config import batch_plan, load_config, save_config, to_dict
 from evaluate import EVAL_STREAM, summarise
+from plan import print_plan
 from rollout import Sampler
 from sandbox import OUTCOMES, Sandbox
 from tasks import load_tasks
@@ -49,14 +50,21 @@ def main():
     parser = argparse.ArgumentParser(description="RLOO-n on unit-test rewards.", epilog=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True, help="JSON file, e.g. configs/laptop.json")
-    parser.add_argument("--plan", action="store_true", help="print the resolved config and the batch arithmetic; exit")
-    parser.add_argument("--json", action="store_true", help="with --plan: one JSON object")
+    parser.add_argument("--plan", action="store_true", help="print config, batch arithmetic and memory plan; exit")
+    planning = parser.add_argument_group("read only with --plan")
+    planning.add_argument("--json", action="store_true", help="one JSON object")
+    planning.add_argument("--processes", type=int, default=1, metavar="N", help="one to a device; default 1")
+    planning.add_argument("--device-gb", type=float, metavar="G", help="memory of a device, 10^9 bytes: does it fit?")
+    planning.add_argument("--sharded", action="store_true",
+                          help="plan for states sharded over the processes, a run this version does not start yet")
+    planning.add_argument("--model-config", metavar="FILE.json",
+                          help="a transformers config.json to count where model.path cannot be reached")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     args = parser.parse_args()
     try:
         config = load_config(args.config, args.overrides)
         if args.plan:
-            print_plan(config, args.json)
+            print_plan(config, args.json, args.processes, args.device_gb, args.sharded, args.model_config)
         else:
             sys.exit(train(config))
     except ValueError as error:
@@ -314,16 +322,6 @@ class Interrupt:
             yield
         finally:
             self.waiting = False
-
-
-def print_plan(config, as_json):
-    tasks = load_tasks(config.data.train, config.data.limit)
-    resolved, numbers = to_dict(config), batch_plan(config, 1, len(tasks))
-    if as_json:
-        print(json.dumps({"config": resolved, "batch": numbers}))
-    else:
-        print(json.dumps(resolved, indent=2))
-        print("  ".join(f"{name} {number}" for name, number in numbers.items()))
 
 
 if __name__ == "__main__":

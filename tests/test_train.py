@@ -88,6 +88,17 @@ def test_traces_agree_with_metrics_and_advantages_with_rewards(finished):
 
 
 @pytest.mark.slow
+def test_the_policy_learns_which_style_to_trust(memorising_model, tmp_path):
+    result = run(memorising_model, tmp_path / "run", "trainer.train_batch_size=8", "trainer.policy_mini_batch_size=8",
+                 "trainer.max_steps=14", "trainer.epochs=7", "trainer.eval_interval=14", "trainer.eval_samples=8",
+                 "trainer.ckpt_interval=0")
+    assert result.returncode == 0, result.stderr
+    first, last = (line["eval/pass_at_1"] for line in metrics_of(tmp_path / "run") if "eval/pass_at_1" in line)
+    assert first < 0.8
+    assert last > first + 0.15
+
+
+@pytest.mark.slow
 def test_two_runs_with_one_seed_are_identical(finished, memorising_model, tmp_path):
     run_dir, _ = finished
     again = tmp_path / "again"
@@ -139,7 +150,7 @@ def test_bad_input_gets_one_line_and_exit_2(finished, memorising_model):
     (["rollout.max_model_len=600"], "rollout.max_model_len: 600 is more than the 512 positions"),
     (["model.path=nowhere"], "model.path: no model can be loaded from 'nowhere'"),
     (["data.train=nowhere"], "nowhere: no such file or directory"),
-    (["data.train=generated:chains:train:3"], r"data.train: expected at least trainer.train_batch_size \(4\) tasks"),
+    (["data.train=generated:chains:train:3"], r"data.train: 3 tasks are fewer than trainer.train_batch_size \(4\)"),
     (["rollout.max_model_len=20", "rollout.max_new_tokens=10"], "no task is left: every prompt fills"),
 ])
 def test_bad_input_is_refused_in_one_line(memorising_model, tmp_path, monkeypatch, overrides, message):

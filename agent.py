@@ -26,6 +26,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from rollout import Request
+from sandbox import Sandbox, test_files
+from sandbox_judge import is_test_file
 
 REQUEST = "Put the complete solution in one Python code block."
 FENCED = re.compile(r"^```([^\n`]*)\n(.*?)^```[ \t\r]*$", re.MULTILINE | re.DOTALL)
@@ -81,19 +83,31 @@ def render(task, tokenizer, enable_thinking) -> list[int]:
     return tokenizer(text, add_special_tokens=False).input_ids
 
 
-def fitting_tasks(tasks, tokenizer, config, report) -> list:
-    """The tasks whose prompt leaves room for a reply; each other one is named to `report`. ValueError: none is left."""
-    fitting = []
+def open_sandbox(config) -> Sandbox:
+    """The sandbox of the config's section. ValueError: this machine does not let code be isolated as it asks."""
+    try:
+        return Sandbox(config.workers, config.timeout_s, config.memory_mb, config.isolation, config.retries,
+                       config.reward)
+    except RuntimeError as error:
+        raise ValueError(f"sandbox.isolation: {error}") from error
+
+
+def usable_tasks(tasks, tokenizer, config, report) -> list:
+    """The tasks that can be tried and graded; each other one is named to `report`. ValueError: none is left."""
+    usable, limit = [], config.rollout.max_model_len
     for task in tasks:
         length = len(render(task, tokenizer, config.model.enable_thinking))
-        if length < config.rollout.max_model_len:
-            fitting.append(task)
-        else:
+        if length >= limit:
             report(f"task {task.id}: skipped, its prompt of {length} tokens leaves no room in rollout.max_model_len "
-                   f"{config.rollout.max_model_len}")
-    if not fitting:
-        raise ValueError(f"no task is left: every prompt fills rollout.max_model_len {config.rollout.max_model_len}")
-    return fitting
+                   f"{limit}")
+        elif not any(is_test_file(name) for name in test_files(task)):
+            report(f"task {task.id}: skipped, it has no tests/test_*.py")
+        else:
+            usable.append(task)
+    if not usable:
+        raise ValueError(f"no task is left of {len(tasks)}: no tests, or prompts that fill rollout.max_model_len "
+                         f"{limit}")
+    return usable
 
 
 def run_trials(tasks, samples, *, sampler, sandbox, tokenizer, config, seed_of, first_group=0, stride=1,

@@ -18,11 +18,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from agent import fitting_tasks, run_trials
+from agent import open_sandbox, run_trials, usable_tasks
 from checkpoint import DTYPES, eos_ids, load_model
 from config import load_config
 from rollout import Sampler
-from sandbox import Sandbox
 from tasks import load_tasks
 
 EVAL_STREAM = 1  # second number of the random key: evaluation never draws what training draws
@@ -91,11 +90,10 @@ def evaluate(args) -> dict:
     config = load_config(str(file), [f"model.path={args.model}", *args.overrides])
     tasks = load_tasks(args.tasks)
     model, tokenizer = load_model(config.model)
-    tasks = fitting_tasks(tasks, tokenizer, config, print)
+    tasks = usable_tasks(tasks, tokenizer, config, print)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sampler = Sampler(model.to(device, DTYPES[config.model.dtype]), eos_ids(model, tokenizer), config.rollout)
-    s = config.sandbox
-    with (Sandbox(s.workers, s.timeout_s, s.memory_mb, s.isolation, s.retries, s.reward) as sandbox,
+    with (open_sandbox(config.sandbox) as sandbox,
           tqdm(total=len(tasks) * args.samples, desc="evaluate", unit="trial", leave=False) as bar):
         trials = run_trials(tasks, args.samples, sampler=sampler, sandbox=sandbox, tokenizer=tokenizer, config=config,
                             seed_of=lambda group, sample: (config.trainer.seed, EVAL_STREAM, 0, group, sample),

@@ -33,12 +33,12 @@ import checkpoint
 import compare
 import traces
 import warmstart
-from agent import fitting_tasks, run_trials
+from agent import open_sandbox, run_trials, usable_tasks
 from config import batch_plan, load_config, save_config, to_dict
 from evaluate import EVAL_STREAM, summarise
 from plan import print_plan
 from rollout import Sampler
-from sandbox import OUTCOMES, Sandbox
+from sandbox import OUTCOMES
 from tasks import load_tasks
 from update import Policy, update
 
@@ -86,8 +86,8 @@ def train(config) -> int:
     eval_tasks = load_tasks(config.data.eval) if t.eval_interval > 0 else []
     config = warmstart.resolve(config, accelerator)
     model, tokenizer = checkpoint.load_model(config.model)
-    tasks = fitting_tasks(tasks, tokenizer, config, say)
-    eval_tasks = fitting_tasks(eval_tasks, tokenizer, config, say) if eval_tasks else []
+    tasks = usable_tasks(tasks, tokenizer, config, say)
+    eval_tasks = usable_tasks(eval_tasks, tokenizer, config, say) if eval_tasks else []
     numbers = batch_plan(config, accelerator.num_processes, len(tasks))
     say("  ".join(f"{name} {number}" for name, number in numbers.items()))
 
@@ -106,8 +106,7 @@ def train(config) -> int:
     interrupt = Interrupt()
     sampler = Sampler(sampling_model, checkpoint.eos_ids(model, tokenizer), config.rollout, interrupt.requested)
 
-    s = config.sandbox
-    with Sandbox(s.workers, s.timeout_s, s.memory_mb, s.isolation, s.retries, s.reward) as sandbox:
+    with open_sandbox(config.sandbox) as sandbox:
 
         def sample(step, stream, chosen, n, label):
             return sample_step(chosen, n, (t.seed, stream, step), label, accelerator, sampler, sandbox, tokenizer,
@@ -129,6 +128,7 @@ def train(config) -> int:
                 chosen = tasks_of_step(tasks, step, t.train_batch_size, t.seed)
                 trials = sample(step, TRAIN_STREAM, chosen, config.rollout.n_samples_per_prompt, f"step {step}: sample")
                 sampled = time.perf_counter()
+                report_lost(trials, step, say)
                 with interrupt.deferred():
                     set_advantages(trials, config.algorithm)
                     metrics = {"step": step} | rollout_metrics(trials)
@@ -157,6 +157,8 @@ def train(config) -> int:
                 checkpoint.save(run_dir, step, accelerator, t.keep_checkpoints)
             say(f"interrupted: {run_dir} holds {max(step, start)} steps; the same command goes on from there")
             return 128 + interrupt.signal
+        except ValueError as error:  # no input of the user's is read in the loop: a crash, with its traceback
+            raise RuntimeError(f"step {step} failed") from error
     accelerator.end_training()
     if accelerator.is_main_process:
         picture = compare.plot([run_dir], run_dir / "curves.png")
@@ -216,6 +218,12 @@ def sample_step(tasks, samples, key, label, accelerator, sampler, sandbox, token
     if None in trials:
         raise InterruptedError
     return sorted(trials, key=lambda trial: (trial.group, trial.sample))
+
+
+def report_lost(trials, step, say):
+    lost = [trial for trial in trials if trial.outcome == "infra"]
+    if lost:
+        say(f"step {step}: {len(lost)} trials have no verdict and are excluded; task {lost[0].task}: {lost[0].output}")
 
 
 def set_advantages(trials, algorithm):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agent import REQUEST, ending_of, fitting_tasks, messages_for, render, run_trials, solution_of, treatment
+from agent import REQUEST, ending_of, messages_for, render, run_trials, solution_of, treatment, usable_tasks
 from config import load_config
 from rollout import Completion, Sampler
 
@@ -89,6 +89,7 @@ def test_treatment(outcome, ending, expected):
 class FakeTask:
     id: str
     instruction: str = "Write x.\n"
+    files: dict = field(default_factory=lambda: {"tests/test_solution.py": b""})
 
 
 class CharacterTokenizer:
@@ -248,13 +249,15 @@ def test_two_ranks_sample_what_one_process_samples():
     assert facts(whole) == facts(sampled(0, 2)) | facts(sampled(1, 2))
 
 
-def test_fitting_tasks_leave_out_what_has_no_room():
+def test_usable_tasks_leave_out_what_has_no_room_or_no_tests():
     tokenizer, lines = CharacterTokenizer(), []
-    tasks = [FakeTask("short"), FakeTask("full", "x" * 400), FakeTask("also short")]
+    tasks = [FakeTask("short"), FakeTask("full", "x" * 400), FakeTask("also short"),
+             FakeTask("bare", files={"tests/test.sh": b""})]
     length = len(render(tasks[0], tokenizer, True))
     assert length == len(f"<user>{messages_for(tasks[0])[0]['content']}<assistant+>")
     config = settings(f"rollout.max_model_len={length + 1}")
-    assert [task.id for task in fitting_tasks(tasks, tokenizer, config, lines.append)] == ["short", "also short"]
-    assert len(lines) == 1 and "task full" in lines[0] and f"max_model_len {length + 1}" in lines[0]
-    with pytest.raises(ValueError, match=f"no task is left: every prompt fills rollout.max_model_len {length}"):
-        fitting_tasks(tasks, tokenizer, settings(f"rollout.max_model_len={length}"), lines.append)
+    assert [task.id for task in usable_tasks(tasks, tokenizer, config, lines.append)] == ["short", "also short"]
+    assert len(lines) == 2 and "task full" in lines[0] and f"max_model_len {length + 1}" in lines[0]
+    assert lines[1] == "task bare: skipped, it has no tests/test_*.py"
+    with pytest.raises(ValueError, match=f"no task is left of 4: no tests, or prompts that fill .* {length}"):
+        usable_tasks(tasks, tokenizer, settings(f"rollout.max_model_len={length}"), lines.append)

@@ -151,7 +151,7 @@ def test_bad_input_gets_one_line_and_exit_2(finished, memorising_model):
     (["model.path=nowhere"], "model.path: no model can be loaded from 'nowhere'"),
     (["data.train=nowhere"], "nowhere: no such file or directory"),
     (["data.train=generated:chains:train:3"], r"data.train: 3 tasks are fewer than trainer.train_batch_size \(4\)"),
-    (["rollout.max_model_len=20", "rollout.max_new_tokens=10"], "no task is left: every prompt fills"),
+    (["rollout.max_model_len=20", "rollout.max_new_tokens=10"], "no task is left of 16: no tests, or prompts that"),
 ])
 def test_bad_input_is_refused_in_one_line(memorising_model, tmp_path, monkeypatch, overrides, message):
     monkeypatch.chdir(ROOT)

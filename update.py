@@ -66,10 +66,14 @@ def update(policy, reference, optimizer, accelerator, trials, step, config, prog
                 last = index == len(micro_batches) - 1
                 with accelerator.no_sync(policy) if not last else torch.enable_grad():
                     loss, logprobs, _ = policy(**batch, **settings)
-                    # the wrapper averages gradients over ranks, while the weights already make them a sum
-                    accelerator.backward(loss * accelerator.num_processes)
+                    accelerator.backward(loss)
                 total += measured(loss, logprobs, batch, a)
                 progress()
+            # The weights make the gradient a sum over ranks, and the wrapper has averaged it. Scaled here and not in the
+            # loss, where a factor of 3 would change the rounding of whatever the model computes in lower precision.
+            for parameter in policy.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(accelerator.num_processes)
             norm = float(accelerator.clip_grad_norm_(policy.parameters(), config.optimizer.max_grad_norm))
             grad_norms.append(norm)
             if math.isfinite(norm):

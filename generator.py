@@ -243,18 +243,19 @@ def _apply(family: str, chain: Chain, x: Any) -> Any:
 
 
 def _is_sharp(family: str, chain: Chain, inputs: list, results: list) -> bool:
-    """Whether values stay small and the hidden tests notice each run of operations that is left out.
+    """Whether values stay small and the hidden tests notice each part that is left out and each wrong constant.
 
     This drops chains with idle parts (negate twice, sort twice, the absolute value of a square).
     """
     if any(result is None for result in results) or len({repr(result) for result in results[2:]}) < 3:
         return False
-    for start in range(len(chain)):
-        for stop in range(start + 1, len(chain) + 1):
-            shorter = chain[:start] + chain[stop:]
-            if all(_apply(family, shorter, x) == result for x, result in zip(inputs[2:], results[2:])):
-                return False
-    return True
+    n = len(chain)
+    wrong = [chain[:start] + chain[stop:] for start in range(n) for stop in range(start + 1, n + 1)]
+    for i, (name, k) in enumerate(chain):
+        others = FAMILIES[family].operations[name].constants
+        wrong += [[*chain[:i], (name, other), *chain[i + 1:]] for other in others if other != k]
+    return not any(all(_apply(family, each, x) == result for x, result in zip(inputs[2:], results[2:]))
+                   for each in wrong)
 
 
 def _write_task(

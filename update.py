@@ -69,11 +69,12 @@ def update(policy, reference, optimizer, accelerator, trials, step, config, prog
                     accelerator.backward(loss)
                 total += measured(loss, logprobs, batch, a)
                 progress()
-            # The weights make the gradient a sum over ranks, and the wrapper has averaged it. Scaled here and not in the
-            # loss, where a factor of 3 would change the rounding of whatever the model computes in lower precision.
+            # The weights make the gradient a sum, but the wrapper has averaged it over ranks, and accelerate has divided
+            # it by the accumulation steps that a launcher may set. Undone here and not in the loss, where a factor of
+            # 3 would change the rounding of whatever the model computes in lower precision.
             for parameter in policy.parameters():
                 if parameter.grad is not None:
-                    parameter.grad.mul_(accelerator.num_processes)
+                    parameter.grad.mul_(accelerator.num_processes * accelerator.gradient_accumulation_steps)
             norm = float(accelerator.clip_grad_norm_(policy.parameters(), config.optimizer.max_grad_norm))
             grad_norms.append(norm)
             if math.isfinite(norm):

@@ -674,13 +674,32 @@ def test_lengths_are_kept_and_too_many_tasks_are_an_error():
         generate("chains", "train", 1, min_ops=3, max_ops=2)
 
 
+def test_no_other_constant_passes_the_hidden_tests():
+    # "take the minimum with 5, add 6, negate it, then halve it" once let a minimum with 6 pass: -11 // 2 == -12 // 2
+    for task in generate("mixed", "train", 60):
+        family, chain = operations(task)
+        tests = task.files["tests/test_solution.py"].decode().replace("from solution import solve\n", "")
+        for i, (name, k) in enumerate(chain):
+            for other in FAMILIES[family].operations[name].constants:
+                wrong = [*chain[:i], (name, other), *chain[i + 1:]]
+                scope = {}
+                exec(write_solution(family, wrong, "steps") + tests, scope)
+                failures = 0
+                for number in range(5):
+                    try:
+                        scope[f"test_{number}"]()
+                    except AssertionError:
+                        failures += 1
+                assert (failures > 0) == (other != k)
+
+
 def test_the_generated_set_is_pinned():
     digest = hashlib.sha256()
     for family in (*FAMILIES, "mixed"):
         for split in SPLITS:
             for task in generate(family, split, 100):
                 digest.update(repr((task.id, task.instruction, sorted(task.files.items()))).encode())
-    assert digest.hexdigest() == "c5ded59aed4cb09e44a756ecbc838f3d12f3d2abe1326f09823dbe016f8878a9"
+    assert digest.hexdigest() == "520f241ca2acd8a56e8eeabddb21c8f91bb22e1c7e6421998ba217113b1a614b"
 
 
 def test_a_thousand_tasks_take_two_seconds_at_most():

@@ -180,7 +180,7 @@ def trackers(names) -> list[str] | None:
 def prepare_run_dir(run_dir, config, accelerator, say):
     """Write the resolved config. ValueError when the folder holds a run that this one may not go on with."""
     resolved = run_dir / "rl_config.json"
-    if config.trainer.resume_mode == "none" and (run_dir / "metrics.jsonl").exists():
+    if config.trainer.resume_mode == "none" and ((run_dir / "metrics.jsonl").exists() or checkpoint.checkpoints(run_dir)):
         raise ValueError(f"trainer.run_dir: {run_dir} holds a run already; name another folder, or "
                          "set trainer.resume_mode to latest to go on with it")
     if resolved.exists():

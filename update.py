@@ -9,6 +9,7 @@ had been forwarded. Every rank forwards equally many micro-batches, an empty one
 Shapes: B rows, L padded length, T trained tokens of a micro-batch.
 """
 
+import contextlib
 import math
 
 import torch
@@ -64,14 +65,14 @@ def update(policy, reference, optimizer, accelerator, trials, step, config, prog
             optimizer.zero_grad()
             for index, batch in enumerate(micro_batches):
                 last = index == len(micro_batches) - 1
-                with accelerator.no_sync(policy) if not last else torch.enable_grad():
+                with contextlib.nullcontext() if last else accelerator.no_sync(policy):
                     loss, logprobs, _ = policy(**batch, **settings)
                     accelerator.backward(loss)
                 total += measured(loss, logprobs, batch, a)
                 progress()
-            # The weights make the gradient a sum, but the wrapper has averaged it over ranks, and accelerate has divided
-            # it by the accumulation steps that a launcher may set. Undone here and not in the loss, where a factor of
-            # 3 would change the rounding of whatever the model computes in lower precision.
+            # The weights make the gradient a sum, but the wrapper has averaged it over ranks, and accelerate has
+            # divided it by the accumulation steps that a launcher may set. Undone here and not in the loss, where a
+            # factor of 3 would change the rounding of whatever the model computes in lower precision.
             for parameter in policy.parameters():
                 if parameter.grad is not None:
                     parameter.grad.mul_(accelerator.num_processes * accelerator.gradient_accumulation_steps)

@@ -101,14 +101,15 @@ def test_the_newest_are_kept(tmp_path):
     assert folders == ["global_step_10", "global_step_100"]
 
 
-def test_a_step_may_be_saved_again(tmp_path):
+def test_a_complete_checkpoint_is_never_taken_away_to_be_written_again(tmp_path):
     model = language_model()
     accelerator, _, optimizer = trainer(model)
     train(model, optimizer, 1)
     save(tmp_path, 1, accelerator, keep=1)
-    train(model, optimizer, 1)
-    save(tmp_path, 1, accelerator, keep=1)
     expected = state(model, optimizer)
+    inode = (tmp_path / "checkpoints" / "global_step_1").stat().st_ino
+    save(tmp_path, 1, accelerator, keep=1)
+    assert (tmp_path / "checkpoints" / "global_step_1").stat().st_ino == inode
     other = language_model(seed=5)
     accelerator, _, optimizer = trainer(other)
     assert resume(tmp_path, accelerator) == 1

@@ -1,64 +1,69 @@
 """Thirty faults that users of code like this have reported, each with the right value worked by hand.
 
-A fault has a test below, named after it, or a line here: the test elsewhere that fails under it, or the reason why
-this code cannot have it. The metrics that such code got wrong stand last.
+A fault has a test below ("here"), named after it, or names the test elsewhere that fails under it, or says
+why this code cannot have it. The metrics that such code got wrong stand last.
 
-     1  token mean per micro-batch or rank            below; ranks:
-                                                      test_ranks.py::test_gradients_do_not_depend_on_the_processes
-     2  gradient-accumulation scaling                 test_update.py::test_gradient_of_a_step_equals_the_plain_one;
-                                                      below (a launcher's own setting)
-     3  only the last micro-batch's gradient kept     test_ranks.py::test_gradients_do_not_depend_on_the_processes
-                                                      (DDP); there is no ZeRO backend
-     4  masked completions in the denominator         test_update.py::test_gradient_of_a_step_equals_the_plain_one
-     5  fully masked rows in the sequence mean        test_loss.py::test_reductions_with_an_empty_row: both ways have
-                                                      a name, count_empty_rows, and the published one is true
-     6  reduction changed under the same name         below; also in-place writes on the batch
-     7  normaliser that does nothing                  test_loss.py::test_share_of_a_short_and_a_long_row
-     8  std branches swapped                          test_advantage.py::test_grpo_standardises_within_the_group;
-                                                      the std of the batch is no mode of this code
-     9  zero-variance groups                          test_advantage.py::test_flat_groups_give_exactly_zero,
-                                                      test_update.py::test_a_step_without_signal_is_a_step_of_zero
-                                                      _gradients; below (two ranks). With kl_loss_coef > 0 a flat group is held to
-                                                      the reference as all others are
-    10  group size 1                                  test_config.py::test_wrong_types_and_values,
-                                                      test_advantage.py::test_a_group_of_one_gives_zero
-    11  n^2 samples                                   test_agent.py::test_trials_hold_what_happened
-    12  padding without its mask                      test_update.py::test_gradient_of_other_architectures (scoring),
-                                                      test_rollout.py::test_tokens_equal_an_own_loop_of_full_forwards
-    13  EOS taken for padding, or dropped             test_update.py::test_the_first_trained_label_follows_the_prompt
-                                                      _and_the_eos_is_one_though_it_pads, test_agent.py::
-                                                      test_trials_hold_what_happened; nothing follows the first EOS:
-                                                      test_rollout.py::test_every_eos_ends_a_row_and_is_its_last_id
-    14  off-by-one mask                               test_update.py::
-                                                      test_prompt_of_one_and_response_of_one_is_one_label
-    15  NaN through the mask, empty rows              below; test_loss.py::test_an_empty_row_has_weight_zero
-    16  re-tokenised completions                      below
-    17  chat template                                 below
-    18  temperature missing in logprobs               test_update.py::test_gradient_of_a_step_equals_the_plain_one,
-                                                      test_rollout.py::test_temperature_shapes_the_distribution
-    19  top-k and top-p on by default                 test_rollout.py::test_top_k_and_top_p_by_hand; the config has no
-                                                      default for them: test_config.py::
-                                                      test_missing_keys_and_sections_are_named
-    20  generation_config of the hub leaks            below
-    21  sampler and trainer differ                    below; dropout: test_checkpoint.py::
-                                                      test_load_model_switches_every_dropout_off
-    22  same samples everywhere                       below (two ranks); first token shared by a group:
-                                                      test_rollout.py::test_draws_follow_the_softmax
-    23  hangs                                         below (two ranks)
-    24  logit memory                                  below; chunks: test_loss.py::test_fused_never_holds_all_logits;
-                                                      the reference pass is the same forward, micro-batch by micro-batch
-    25  resume                                        below (data); weights and moments: test_checkpoint.py::
-                                                      test_four_steps_equal_two_and_two_after_a_resume; learning rate:
-                                                      test_update.py::test_gradient_clip_and_warm_up_of_the_learning_rate
-    26  saving                                        below (killed while it saves); tied head: test_checkpoint.py::
-                                                      test_an_export_loads_with_equal_logits_and_a_tied_head
-    27  reward hangs                                  below
-    28  stale test processes                          below
-    29  early exit passes                             test_sandbox.py::test_error_when_it_does_not_import and
-                                                      test_cheats_score_nothing_and_are_the_solutions_fault
-    30  wrong verdict logic                           below
-    metrics                                           below: mean of rank means, lengths, last micro-batch's loss.
-                                                      There is one reward, so there are no weights to leave out
+ 1  token mean per micro-batch or rank: here; over ranks
+    test_ranks.py::test_gradients_do_not_depend_on_the_processes
+ 2  gradient-accumulation scaling: here (what a launcher may set);
+    test_update.py::test_gradient_of_a_step_equals_the_plain_one
+ 3  only the last micro-batch's gradient kept: no ZeRO backend; over DDP
+    test_ranks.py::test_gradients_do_not_depend_on_the_processes
+ 4  masked completions in the denominator
+    test_update.py::test_gradient_of_a_step_equals_the_plain_one
+ 5  fully masked rows in the sequence mean: count_empty_rows names both ways, and the published one is true
+    test_loss.py::test_reductions_with_an_empty_row
+ 6  reduction changed under the same name, batch written in place: here
+ 7  normaliser that does nothing
+    test_loss.py::test_share_of_a_short_and_a_long_row
+ 8  std branches swapped: the std of the batch is no mode of this code
+    test_advantage.py::test_grpo_standardises_within_the_group
+ 9  zero-variance groups: here (two ranks); with kl_loss_coef > 0 a flat group is held to the reference too
+    test_advantage.py::test_flat_groups_give_exactly_zero
+    test_update.py::test_a_step_without_signal_is_a_step_of_zero_gradients
+10  group size 1
+    test_config.py::test_wrong_types_and_values
+    test_advantage.py::test_a_group_of_one_gives_zero
+11  n^2 samples
+    test_agent.py::test_trials_hold_what_happened
+12  padding without its mask or its positions
+    test_update.py::test_gradient_of_other_architectures
+    test_rollout.py::test_tokens_equal_an_own_loop_of_full_forwards
+13  EOS taken for padding, dropped, or followed by more
+    test_update.py::test_the_first_trained_label_follows_the_prompt_and_the_eos_is_one_though_it_pads
+    test_agent.py::test_trials_hold_what_happened
+    test_rollout.py::test_every_eos_ends_a_row_and_is_its_last_id
+14  off-by-one mask
+    test_update.py::test_prompt_of_one_and_response_of_one_is_one_label
+15  NaN through the mask: here; empty rows
+    test_loss.py::test_an_empty_row_has_weight_zero
+16  re-tokenised completions: here
+17  chat template: here
+18  temperature missing in logprobs
+    test_update.py::test_gradient_of_a_step_equals_the_plain_one
+    test_rollout.py::test_temperature_shapes_the_distribution
+19  top-k and top-p on by default: here; "off" cuts nothing
+    test_rollout.py::test_top_k_and_top_p_by_hand
+20  generation_config of the hub leaks: here
+21  sampler and trainer differ: here; dropout
+    test_checkpoint.py::test_load_model_switches_every_dropout_off
+22  same samples everywhere: here (two ranks); first token shared by a group
+    test_rollout.py::test_draws_follow_the_softmax
+23  hangs: here (two ranks)
+24  logit memory: here; the reference pass is the same forward, micro-batch by micro-batch
+    test_loss.py::test_fused_never_holds_all_logits
+25  resume: here (data); weights and moments, learning rate
+    test_checkpoint.py::test_four_steps_equal_two_and_two_after_a_resume
+    test_update.py::test_gradient_clip_and_warm_up_of_the_learning_rate
+26  saving: here (killed while it saves); tied head
+    test_checkpoint.py::test_an_export_loads_with_equal_logits_and_a_tied_head
+27  reward hangs: here
+28  stale test processes: here
+29  early exit passes
+    test_sandbox.py::test_error_when_it_does_not_import
+    test_sandbox.py::test_cheats_score_nothing_and_are_the_solutions_fault
+30  wrong verdict logic: here
+    metrics (mean of rank means, lengths, last micro-batch's loss): here; one reward, so no weights to forget
 """
 
 import json
@@ -98,9 +103,10 @@ VOCABULARY, EOS = 128, 2
 def settings(*overrides):
     return load_config(str(ROOT / "rl_config.json"), [
         "trainer.train_batch_size=4", "trainer.policy_mini_batch_size=4", "trainer.micro_batch_tokens=1",
-        "rollout.max_new_tokens=64", "rollout.max_model_len=250", "rollout.temperature=0.7", "rollout.top_k=-1",
-        "rollout.top_p=1", "rollout.batch_slots=4", "optimizer.max_grad_norm=1e9", "sandbox.workers=1",
-        "algorithm.group_advantage_min_size=2", "algorithm.loss_reduction=token_mean", *overrides])
+        "rollout.max_new_tokens=64", "rollout.max_model_len=250", "rollout.temperature=0.7",
+        "rollout.top_k=-1", "rollout.top_p=1", "rollout.batch_slots=4", "optimizer.max_grad_norm=1e9",
+        "sandbox.workers=1", "algorithm.group_advantage_min_size=2", "algorithm.loss_reduction=token_mean",
+        *overrides])
 
 
 def language_model(dtype=torch.float64, seed=0, **more):
@@ -131,7 +137,8 @@ def updated(rows, config, accelerator=None, model=None):
 def assert_close(found, expected):
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12 * max(1e-3, value.abs().max().item()))
+        largest = max(1e-3, value.abs().max().item())
+        torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12 * largest)
 
 
 class Letters:
@@ -222,8 +229,8 @@ def test_nothing_is_written_into_the_batch():
 def test_nan_does_not_pass_through_the_mask():
     rows = [trial(0, [5, 6], [7, 8, 9], -1.0, mask=[1, 0, 1], logprobs=[-1.0, float("nan"), -1.0]),
             trial(1, [5, 6], [7, 8], float("nan"), mask=[0, 0], logprobs=[float("nan")] * 2)]
-    metrics, gradients, weights = updated(rows, settings("trainer.micro_batch_tokens=1000", "algorithm.use_tis=true",
-                                                         "algorithm.tis_imp_ratio_cap=1e-6"))
+    metrics, gradients, weights = updated(rows, settings(
+        "trainer.micro_batch_tokens=1000", "algorithm.use_tis=true", "algorithm.tis_imp_ratio_cap=1e-6"))
     assert metrics["loss/policy"] == pytest.approx(1e-6)  # both tokens: loss 1 times the cap; their mean
     assert all(np.isfinite(value) for value in metrics.values())
     assert all(torch.isfinite(value).all() for value in [*gradients.values(), *weights.values()])
@@ -233,7 +240,8 @@ class Merging(Letters):
     """Reads "ab" as one id, 3, though the model may have written it with two."""
 
     def __call__(self, text, add_special_tokens):
-        return SimpleNamespace(input_ids=[3 if letter == "#" else ord(letter) for letter in text.replace("ab", "#")])
+        merged = text.replace("ab", chr(3))
+        return SimpleNamespace(input_ids=[ord(letter) for letter in merged])
 
     def decode(self, ids, skip_special_tokens=False):
         return super().decode(ids).replace(chr(3), "ab")
@@ -249,7 +257,7 @@ def test_completions_are_not_tokenised_again():
 
 
 def thinking_tokenizer():
-    """Words and the marks of a chat; a template that opens with BOS and closes the thinking when it is not wanted."""
+    """Words and the marks of a chat; the template opens with BOS and closes thinking that is not wanted."""
     marks = ["<bos>", "<unk>", "<|end|>", "<|user|>", "<|assistant|>", "<think>", "</think>"]
     vocabulary = {word: i for i, word in enumerate([*marks, "\n\n", "add", *sorted(set(REQUEST.split()))])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -274,17 +282,27 @@ def test_chat_template_is_rendered_once_with_the_thinking_of_the_config(enable_t
     for found, request in zip(trials, sampler.requests, strict=True):
         words = tokenizer.convert_ids_to_tokens(found.prompt_ids)
         assert words[:4] == ["<bos>", "<|user|>", "add", "\n\n"] and words[-len(end):] == end
-        assert words.count("<bos>") == words.count("<|user|>") == 1  # the tokenizer adds nothing to the template
+        assert words.count("<bos>") == words.count("<|user|>") == 1  # the tokenizer adds none
         assert request.prompt_ids == found.prompt_ids
 
 
 # ---- sampling against scoring ----
 
+@pytest.mark.parametrize("key", ["top_k", "top_p", "temperature"])
+def test_what_cuts_or_shapes_the_distribution_has_no_default(tmp_path, key):
+    content = json.loads((ROOT / "rl_config.json").read_text())
+    del content["rollout"][key]
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=f"rollout.{key}: missing, expected"):
+        load_config(str(tmp_path / "config.json"))
+
+
 def test_generation_config_of_the_hub_does_not_leak_into_sampling():
     model, asked = language_model(), [Request([5, 6, 7], (3, sample)) for sample in range(4)]
     expected = Sampler(model, (), settings().rollout).run(asked)
     assert len({completion.ids[0] for completion in expected}) > 1
-    model.generation_config.update(do_sample=True, top_p=0.8, top_k=1, repetition_penalty=1.5, temperature=0.1)
+    model.generation_config.update(do_sample=True, top_p=0.8, top_k=1, repetition_penalty=1.5,
+                                   temperature=0.1)
     assert Sampler(model, (), settings().rollout).run(asked) == expected
     for completion in expected:  # and the logprobs are of the plain softmax at the temperature of the config
         with torch.no_grad():
@@ -296,7 +314,8 @@ def test_generation_config_of_the_hub_does_not_leak_into_sampling():
 def test_sampler_and_trainer_agree_on_every_logprob():
     # float32: two summation orders through two layers; forgetting temperature 0.7 on one side costs over 0.1
     model, rows = language_model(torch.float32), []
-    completions = Sampler(model, {EOS}, settings().rollout).run([Request([5, 6, 7], (1, i)) for i in range(4)])
+    asked = [Request([5, 6, 7], (1, i)) for i in range(4)]
+    completions = Sampler(model, {EOS}, settings().rollout).run(asked)
     for i, completion in enumerate(completions):
         rows.append(trial(i, [5, 6, 7], completion.ids, 1.0, logprobs=completion.logprobs))
     metrics, _, _ = updated(rows, settings("trainer.micro_batch_tokens=1000"), model=model)
@@ -342,7 +361,7 @@ def two_ranks(tmp_path_factory):
     common = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
                            "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     processes = [subprocess.Popen([sys.executable, __file__, folder], stderr=subprocess.PIPE, text=True,
-                                  env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
+                                  env=common | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
     try:
         for process in processes:
             _, errors = process.communicate(timeout=90)
@@ -528,7 +547,8 @@ def test_no_test_process_survives_and_none_is_waited_for(box, then, outcome):
 
 
 def test_reward_zero_is_a_reward_and_only_an_excluded_trial_lacks_one():
-    rows = [trial(0, [5], [6], 9.0, reward=reward, excluded=reward is None) for reward in (0.0, 1.0, None, 0.0)]
+    rows = [trial(0, [5], [6], 9.0, reward=reward, excluded=reward is None)
+            for reward in (0.0, 1.0, None, 0.0)]
     set_advantages(rows, settings().algorithm)
     # against the mean of the other two of 0, 1, 0; without the zeros there would be nothing to learn
     assert [row.advantage for row in rows] == [-0.5, 1.0, 0.0, -0.5]
@@ -544,8 +564,8 @@ def test_a_right_prefix_does_not_pass(box):
     for answer, outcome in ("['1', '2']", "passed"), ("['1']", "failed"), ("['1', '2', '3']", "failed"):
         assert box.grade(lines, {"solution.py": f"def lines():\n    return {answer}\n"}).outcome == outcome
     # nor do the first tests when the program ends before the others
-    verdict = box.grade(task("add"), {"solution.py": "import os\ndef add(a, b):\n    return a + b if a == 2 else "
-                                                     "os._exit(0)\n"})
+    code = "import os\ndef add(a, b):\n    return a + b if a == 2 else os._exit(0)\n"
+    verdict = box.grade(task("add"), {"solution.py": code})
     assert (verdict.outcome, verdict.reward, verdict.passed, verdict.total) == ("failed", 0.0, 1, 2)
 
 
@@ -553,7 +573,8 @@ def test_a_right_prefix_does_not_pass(box):
 
 def test_metrics_of_the_whole_step_by_hand():
     rows = [trial(0, [5], [6] * 3, 0.0, reward=1.0, outcome="passed", entropy=1.0),
-            trial(0, [5], [6] * 8, 0.0, reward=0.5, truncated=True, ending="OutputLengthExceededError", entropy=2.0),
+            trial(0, [5], [6] * 8, 0.0, reward=0.5, truncated=True, entropy=2.0,
+                  ending="OutputLengthExceededError"),
             trial(1, [5], [6], 0.0, reward=None, excluded=True, outcome="infra", entropy=4.0)]
     metrics = rollout_metrics(rows)
     assert metrics["rollout/length_mean"] == (3 + 8 + 1) / 3 and metrics["rollout/length_max"] == 8
@@ -570,7 +591,7 @@ def test_the_loss_is_not_that_of_the_last_micro_batch():
         row.logprobs = [sampled_logprob] * len(row.response_ids)
     one, many = (updated(rows, settings(f"trainer.micro_batch_tokens={budget}"))[0] for budget in (1000, 1))
     assert one["loss/policy"] == pytest.approx(1.4) and one["loss/trained_tokens"] == 5
-    assert many == pytest.approx(one, rel=1e-9)  # the gap of row 1 is some 95 nats: last or mean of means would show
+    assert many == pytest.approx(one, rel=1e-9)  # row 1 has a gap of some 95 nats: a mean of means shows
 
 
 if __name__ == "__main__":

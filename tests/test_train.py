@@ -129,6 +129,28 @@ def test_interrupted_run_saves_and_resumes_to_the_same_end(finished, memorising_
 
 
 @pytest.mark.slow
+def test_run_killed_inside_a_save_resumes_to_the_same_end(finished, memorising_model, tmp_path):
+    run_dir, _ = finished
+    killed = tmp_path / "killed"
+    process = subprocess.Popen(command(memorising_model, killed), cwd=ROOT, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL)
+    half = killed / "checkpoints" / ".writing_global_step_4"
+    deadline = time.monotonic() + 120
+    while not half.exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.0005)
+    process.kill()
+    process.wait()
+    result = run(memorising_model, killed)
+    assert result.returncode == 0, result.stderr
+    if half.name in result.stdout:  # unless the save was over before the signal came
+        assert f"{half}: was never finished, removed" in result.stdout
+    assert metrics_of(killed) == metrics_of(run_dir)
+    assert traces_of(killed) == traces_of(run_dir)
+    assert not list(killed.rglob(".writing*"))
+
+
+@pytest.mark.slow
 def test_a_finished_run_is_not_run_again(finished, memorising_model):
     run_dir, _ = finished
     before = (run_dir / "metrics.jsonl").read_bytes()

@@ -180,7 +180,8 @@ def trackers(names) -> list[str] | None:
 def prepare_run_dir(run_dir, config, accelerator, say):
     """Write the resolved config. ValueError when the folder holds a run that this one may not go on with."""
     resolved = run_dir / "rl_config.json"
-    if config.trainer.resume_mode == "none" and ((run_dir / "metrics.jsonl").exists() or checkpoint.checkpoints(run_dir)):
+    holds_a_run = (run_dir / "metrics.jsonl").exists() or checkpoint.checkpoints(run_dir)
+    if config.trainer.resume_mode == "none" and holds_a_run:
         raise ValueError(f"trainer.run_dir: {run_dir} holds a run already; name another folder, or "
                          "set trainer.resume_mode to latest to go on with it")
     if resolved.exists():

@@ -204,11 +204,17 @@ def build_root(role: str, paths: list[str]) -> None:
             mount("none", point, None, MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
 
 
-def wall_in_run(role: str, uid: int, gid: int) -> None:
+def wall_in_run(role: str, uid: int, gid: int, paths: list[str]) -> None:
     """The part of the walls that each run has to itself."""
     map_ids(uid, gid)
+    covered = [path for path in paths if path.startswith("/tmp/") and not os.path.islink(path)]
+    sources = {path: os.open(path, os.O_PATH) for path in covered}  # an interpreter may live below /tmp
     for path in ("/app", "/tmp", "/dev/shm", *(("/tests", "/logs") if role == "judge" else ())):
         mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, "size=64m,nr_inodes=4096,mode=755")
+    for path, source in sources.items():
+        os.makedirs(path)
+        mount(f"/proc/self/fd/{source}", path, None, MS_BIND | MS_REC)  # as read-only as its source
+        os.close(source)
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     write_proc("/proc/sys/user/max_user_namespaces", "0")
     socket.sethostname("sandbox")
@@ -277,7 +283,7 @@ def run_process(settings: dict, sockets: list[socket.socket], folder: str, uid: 
     role = settings["role"]
     try:
         if settings["level"] != "none":
-            wall_in_run(role, uid, gid)
+            wall_in_run(role, uid, gid, settings["paths"])
         set_limits(settings)
     except OSError as exc:
         text = {"setup": f"{role}: {exc}"}

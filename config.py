@@ -40,7 +40,7 @@ Betas = Annotated[tuple[float, float], "two numbers >= 0 and < 1", lambda x: typ
 class ModelConfig:
     path: Text  # "warmstart", a local folder or a Hub id
     dtype: Literal["float32", "bfloat16"]  # of the forward pass
-    attn_implementation: Literal["sdpa", "eager", "flash_attention_2"]
+    attn_implementation: Literal["sdpa", "eager"]
     gradient_checkpointing: Flag  # recompute activations in the backward pass: less memory, more time
     chat_template: TextOrNull  # a .jinja file; null: the tokenizer's own
     enable_thinking: Flag  # handed to the chat template

@@ -150,7 +150,7 @@ def block_bytes(shape: dict, dtype: str, attention: str, tokens: int, longest: i
     repeated = attention == "eager" or attention == "sdpa" and padded
     token = (16 + (5 * b if b == 2 else 2 * b)) * hidden + (4 + b) * (queries + keys) + 2 * b * queries
     token += 2 * b * (queries if repeated else keys) + 4 * b * shape["intermediate_size"]
-    pair = {"eager": heads * (4 if b == 4 else 6), "sdpa": b * padded, "flash_attention_2": 0}[attention]
+    pair = {"eager": heads * (4 if b == 4 else 6), "sdpa": b * padded}[attention]
     return tokens * token + tokens * longest * pair
 
 

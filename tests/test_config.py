@@ -140,7 +140,7 @@ def test_an_override_needs_section_key_and_value(folder, text):
     ("data.eval=false", "a non-empty string or null"),
     ("model.dtype=float16", "one of float32, bfloat16"),
     ("model.dtype=null", "one of float32, bfloat16"),
-    ("model.attn_implementation=flash", "one of sdpa, eager, flash_attention_2"),
+    ("model.attn_implementation=flash_attention_2", "one of sdpa, eager"),
     ("agent.kind=terminus", "one of single_turn"),
     ("sandbox.isolation=true", "one of auto, none"),
     ("sandbox.reward=shaped", "one of binary, pass_ratio"),

@@ -82,6 +82,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
+from test_sandbox import ADD, ADD_TESTS
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -479,16 +480,6 @@ def test_a_run_killed_while_it_saves_keeps_the_checkpoint_before(tmp_path, capsy
 
 # ---- reward ----
 
-ADD = "def add(a, b):\n    return a + b\n"
-ADD_TESTS = """
-from solution import add
-
-def test_one():
-    assert add(2, 3) == 5
-
-def test_two():
-    assert add("x", "y") == "xy"
-"""
 MARK = f"a process of test_pains.py {os.getpid()}"
 
 

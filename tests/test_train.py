@@ -94,7 +94,7 @@ def test_the_policy_gets_better(memorising_model, tmp_path):
                  "trainer.ckpt_interval=0", "optimizer.lr=2e-4")
     assert result.returncode == 0, result.stderr
     first, last = (line["eval/pass_at_1"] for line in metrics_of(tmp_path / "run") if "eval/pass_at_1" in line)
-    # 0.55 -> about 0.68 with a standard error of 0.04 each; a gradient of the wrong sign ends near 0
+    # 0.55 rises by about 0.1, each with a standard error of 0.04; with the sign of the loss flipped it ends at 0.03
     assert first < 0.75
     assert last > first + 0.03
 

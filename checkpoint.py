@@ -1,9 +1,10 @@
 """Load the start model; save, find, resume and prune checkpoints; export in the Hugging Face layout.
 
-A checkpoint is a folder `checkpoints/global_step_N` with the state of model, optimizer and random generators as
-accelerate saves it. Every folder is written under a hidden temporary name, synced to the disk and renamed, so a folder
-that has its name is complete; older ones are pruned only after that. The data order and the random numbers of
-sampling are functions of the seed and the step, so the step number is the only other thing to remember: it is the name.
+A checkpoint is a folder `checkpoints/global_step_N` with the states of model and optimizer as
+torch.distributed.checkpoint writes them: each process its own part, to be read by any number of processes, sharded or
+not. Every folder is written under a hidden temporary name, synced to the disk and renamed, so a folder that has its
+name is complete; older ones are pruned only after that. The data order and all random numbers are functions of the
+seed and the step, so the step number is the only other thing to remember: it is the name.
 
 Leaves out: asynchronous saving, uploading.
 """
@@ -14,7 +15,10 @@ import shutil
 from pathlib import Path
 
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -46,7 +50,7 @@ def load_model(model_config):
         raise ValueError(f"model.chat_template: the tokenizer of {path!r} has none: name a .jinja file")
     refuse_unusual_head(model, path)
     if model_config.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+        model.activation_checkpointing_enable()
     return model.eval(), tokenizer
 
 
@@ -97,7 +101,7 @@ def sync(path):
         os.close(descriptor)
 
 
-def save(run_dir: Path, step: int, accelerator, keep: int):
+def save(run_dir: Path, step: int, policy, optimizer, accelerator, keep: int):
     """Every rank calls this; afterwards `checkpoints/global_step_{step}` is complete and `keep` are left."""
     folder = run_dir / "checkpoints"
     if (folder / f"global_step_{step}").exists():  # the same state, as a step is reached in one way only
@@ -107,7 +111,7 @@ def save(run_dir: Path, step: int, accelerator, keep: int):
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
     accelerator.wait_for_everyone()
-    accelerator.save_state(str(temporary))
+    dcp.save(training_state(policy, optimizer), checkpoint_id=temporary, no_dist=accelerator.num_processes == 1)
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         publish(temporary, folder / f"global_step_{step}")
@@ -116,18 +120,32 @@ def save(run_dir: Path, step: int, accelerator, keep: int):
     accelerator.wait_for_everyone()
 
 
+def training_state(policy, optimizer) -> dict:
+    model, optimizer = get_state_dict(policy, optimizer)
+    return {"model": model, "optimizer": optimizer}
+
+
 def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
     """(step, folder) of the complete checkpoints, oldest first."""
     found = (run_dir / "checkpoints").glob("global_step_*")
     return sorted((int(folder.name.removeprefix("global_step_")), folder) for folder in found)
 
 
-def resume(run_dir: Path, accelerator) -> int:
-    """Load the newest checkpoint and cut logs and traces back to it. -> its step, 0 when there is none."""
+def resume(run_dir: Path, policy, optimizer, accelerator) -> int:
+    """Load the newest checkpoint and cut logs and traces back to it. -> its step, 0 when there is none.
+
+    ValueError when it cannot be read or is that of another model; nothing has been cut back then.
+    """
     found = checkpoints(run_dir)
-    step = found[-1][0] if found else 0
+    step, folder = found[-1] if found else (0, None)
     if found:
-        accelerator.load_state(str(found[-1][1]))
+        state = training_state(policy, optimizer)
+        try:
+            dcp.load(state, checkpoint_id=folder, no_dist=accelerator.num_processes == 1)
+        except CheckpointException as error:
+            reason = str(next(iter(error.failures.values()))[0]).strip().splitlines()[0]
+            raise ValueError(f"trainer.run_dir: {folder} cannot be resumed from: {reason}") from error
+        set_state_dict(policy, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     if accelerator.is_main_process:
         for half in (run_dir / "checkpoints").glob(".writing_*"):
             print(f"{half}: was never finished, removed")

@@ -109,6 +109,7 @@ class TrainerConfig:
     policy_mini_batch_size: From1  # prompts of one optimizer step
     update_epochs_per_batch: From1  # passes over one batch
     micro_batch_tokens: From1  # of one forward and backward pass of one process
+    fsdp_size: From1  # processes that share one copy of weights, gradients, optimizer states; 1: each has all (DDP)
     epochs: From1  # passes over the task set
     max_steps: From1  # stop there, whatever epochs says
     eval_interval: From0  # steps between evaluations; 0: none
@@ -183,10 +184,12 @@ def save_config(config: Config, path: str) -> None:
 
 
 def batch_plan(config: Config, world_size: int, n_tasks: int) -> dict[str, int]:
-    """The arithmetic of a run; n_tasks counts after data.limit. ValueError: fewer tasks than one batch."""
+    """The arithmetic of a run; n_tasks counts after data.limit. ValueError: too few tasks or processes."""
     trainer, prompts = config.trainer, config.trainer.train_batch_size
     if n_tasks < prompts:
         raise ValueError(f"data.train: {n_tasks} tasks are fewer than trainer.train_batch_size ({prompts})")
+    if world_size % trainer.fsdp_size:
+        raise ValueError(f"trainer.fsdp_size: {trainer.fsdp_size} does not divide the processes ({world_size})")
     trajectories = prompts * config.rollout.n_samples_per_prompt
     mini_batches, steps_per_epoch = prompts // trainer.policy_mini_batch_size, n_tasks // prompts
     return {

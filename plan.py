@@ -1,13 +1,14 @@
 """What a run will do and need, before it starts: resolved config, batch arithmetic, memory of one device.
 
-    python train.py --config rl_config.json --plan --processes 56 --device-gb 96 --sharded [--json]
+    python train.py --config rl_config.json --plan --processes 56 --device-gb 96 [--json]
 
 The four phases of a step never overlap; an item counts where it is alive, and the largest phase is the peak.
-N parameters, N_b of them in one block and N_o outside; B blocks; D processes that share the states (1 unless
-sharded); b bytes of model.dtype; M max_model_len; C = 2 B kv_heads head_dim b, keys and values of a token;
+N parameters, N_b of them in one block and N_o outside; B blocks; D = trainer.fsdp_size processes share the states
+("sharded" if D > 1); b bytes of model.dtype; M max_model_len; C = 2 B kv_heads head_dim b, keys and values of a token;
 T = max(micro_batch_tokens, M) tokens of a micro-batch, as a longer row is one of its own. Bytes of a device:
 
-    all       weights, gradients, AdamW moments  4N/D, 4N/D, 8N/D; reference 4N/D with a KL term
+    all       weights, gradients, AdamW moments  4N/D, 4N/D, 8N/D; reference 4N/D with a KL term (when sharded, its
+                                                 embedding and head stay gathered: N_o b)
               gradient buckets   4N when several processes hold whole gradients (DDP keeps a copy)
               sampler replica    bN, whole; none where a float32 sampler is the module that trains
     sample    key-value cache    batch_slots M C: the worst case, every slot full
@@ -47,19 +48,22 @@ PHASES = ("sample", "forward", "backward", "step")
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
 
-def print_plan(config: Config, as_json: bool, processes: int = 1, device_gb: float | None = None,
-               sharded: bool = False, model_config: str | None = None) -> None:
+def print_plan(config: Config, as_json: bool, processes: int | None = None, device_gb: float | None = None,
+               model_config: str | None = None) -> None:
     """Print as text or one JSON object; `memory` is null, and stderr says why, if the model cannot be read.
 
-    model_config: a transformers config.json to count in place of `model.path`. ValueError: a bad argument.
+    processes: None for trainer.fsdp_size. model_config: a transformers config.json to count in place of `model.path`.
+    ValueError: a bad argument.
     """
+    if processes is None:
+        processes = config.trainer.fsdp_size
     if processes < 1:
         raise ValueError(f"--processes: expected an integer >= 1, found {processes}")
     if device_gb is not None and not 0 < device_gb < float("inf"):
         raise ValueError(f"--device-gb: expected a number > 0, found {device_gb}")
     numbers = batch_plan(config, processes, len(load_tasks(config.data.train, config.data.limit)))
     try:
-        memory = memory_plan(config, processes, device_gb, sharded, model_config)
+        memory = memory_plan(config, processes, device_gb, model_config)
     except ValueError as error:
         if model_config is not None:
             raise
@@ -74,7 +78,7 @@ def print_plan(config: Config, as_json: bool, processes: int = 1, device_gb: flo
         print(table(memory))
 
 
-def memory_plan(config: Config, processes: int, device_gb: float | None, sharded: bool,
+def memory_plan(config: Config, processes: int, device_gb: float | None,
                 model_config: str | None = None) -> dict:
     """Memory of one device, in bytes and in GB of 10**9; the formulas stand at the top of this file.
 
@@ -85,7 +89,7 @@ def memory_plan(config: Config, processes: int, device_gb: float | None, sharded
     whole, block, layers = shape["parameters"], shape["block_parameters"], shape["num_hidden_layers"]
     hidden, inner, vocab = shape["hidden_size"], shape["intermediate_size"], shape["vocab_size"]
     size, low = (2, True) if model.dtype == "bfloat16" else (4, False)
-    share = -(-whole // processes) if sharded else whole
+    share, sharded = -(-whole // config.trainer.fsdp_size), config.trainer.fsdp_size > 1
     longest, budget = rollout.max_model_len, config.trainer.micro_batch_tokens
     # rows that differ in length need a mask, and the longest of two or more takes half of the budget at most
     cases = [(max(budget, longest), longest, False), (budget, min(longest, budget // 2), True)]
@@ -95,11 +99,13 @@ def memory_plan(config: Config, processes: int, device_gb: float | None, sharded
     logit = vocab * (24 if rollout.top_k < 0 and rollout.top_p >= 1 else 41)
     wide = max(inner, shape["num_attention_heads"] * shape["head_dim"])
     recompute, both = model.gradient_checkpointing, "forward backward"
+    outside = whole - layers * block  # embedding, last norm and head
+    reference = (4 * share + sharded * size * outside) if config.algorithm.kl_loss_coef > 0 else 0
     rows = [
         ("weights", 4 * share, "all"),
         ("gradients", 4 * share, "all"),
         ("AdamW moments", 8 * share, "all"),
-        ("reference model", 4 * share if config.algorithm.kl_loss_coef > 0 else 0, "all"),
+        ("reference model", reference, "all"),
         ("gradient buckets", 4 * whole if processes > 1 and not sharded else 0, "all"),
         ("sampler replica", size * whole if low or sharded else 0, "all"),
         ("key-value cache", rollout.batch_slots * slot, "sample"),
@@ -114,7 +120,7 @@ def memory_plan(config: Config, processes: int, device_gb: float | None, sharded
         ("head gradients", 2 * vocab * hidden * 4 + 3 * tokens * hidden * 4, "forward"),
         ("block recomputed", saved if recompute else 0, "backward"),
         ("gradients in a block", tokens * (2 * inner * size + 2 * hidden * 4), "backward"),
-        ("gathered layers", (2 * block + whole - layers * block) * (size + 4) if sharded else 0, both),
+        ("gathered layers", (2 * block + outside) * (size + 4) if sharded else 0, both),
         ("AdamW temporary", 4 * share, "step"),
     ]
     items = [{"name": name, "bytes": count, "gb": count / GB,
@@ -128,7 +134,7 @@ def memory_plan(config: Config, processes: int, device_gb: float | None, sharded
         per_slot = slot + slot / (2 * layers) + logit
         free = room - totals["sample"] + rollout.batch_slots * per_slot
         slots = max(0, int(free // per_slot)) if all(totals[phase] <= room for phase in PHASES[1:]) else 0
-    return {"parameters": whole, "processes": processes, "sharded": sharded, "device_gb": device_gb,
+    return {"parameters": whole, "processes": processes, "fsdp_size": config.trainer.fsdp_size, "device_gb": device_gb,
             "items": items, "phases_gb": {phase: count / GB for phase, count in totals.items()},
             "peak_gb": peak / GB, "fits": fits, "largest_batch_slots": slots}
 
@@ -180,7 +186,7 @@ def read_shape(path: str, model_config: str | None = None) -> dict:
 
 
 def table(memory: dict) -> str:
-    layout = "sharded" if memory["sharded"] else "whole on each"
+    layout = f"shared by {memory['fsdp_size']}" if memory["fsdp_size"] > 1 else "whole on each"
     lines = [f"\nmemory in GB (10^9 bytes) of one of {memory['processes']} devices; "
              f"{memory['parameters']:,} parameters, {layout}",
              f"{'':22}" + "".join(f"{phase:>10}" for phase in PHASES)]

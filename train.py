@@ -26,6 +26,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import gather_object, set_seed
+from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
 import advantage
@@ -40,7 +41,7 @@ from plan import print_plan
 from rollout import Sampler
 from sandbox import OUTCOMES
 from tasks import load_tasks
-from update import Policy, update
+from update import Policy, distribute, update
 
 TRAIN_STREAM = 0  # second number of a random key, beside evaluate.EVAL_STREAM
 ESTIMATORS = {"rloo_n": advantage.rloo_n, "rloo": advantage.rloo, "grpo": advantage.grpo}
@@ -53,10 +54,8 @@ def main():
     parser.add_argument("--plan", action="store_true", help="print config, batch arithmetic and memory plan; exit")
     planning = parser.add_argument_group("read only with --plan")
     planning.add_argument("--json", action="store_true", help="one JSON object")
-    planning.add_argument("--processes", type=int, default=1, metavar="N", help="one to a device; default 1")
+    planning.add_argument("--processes", type=int, metavar="N", help="one to a device; default: trainer.fsdp_size")
     planning.add_argument("--device-gb", type=float, metavar="G", help="memory of a device, 10^9 bytes: does it fit?")
-    planning.add_argument("--sharded", action="store_true",
-                          help="plan for states sharded over the processes, a run this version does not start yet")
     planning.add_argument("--model-config", metavar="FILE.json",
                           help="a transformers config.json to count where model.path cannot be reached")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
@@ -64,7 +63,7 @@ def main():
     try:
         config = load_config(args.config, args.overrides)
         if args.plan:
-            print_plan(config, args.json, args.processes, args.device_gb, args.sharded, args.model_config)
+            print_plan(config, args.json, args.processes, args.device_gb, args.model_config)
         else:
             sys.exit(train(config))
     except ValueError as error:
@@ -79,6 +78,9 @@ def train(config) -> int:
     accelerator = Accelerator(mixed_precision="bf16" if config.model.dtype == "bfloat16" else "no",
                               log_with=trackers(t.log_with), project_dir=t.run_dir)
     say = print if accelerator.is_main_process else lambda *_: None
+    if accelerator.distributed_type not in ("NO", "MULTI_CPU", "MULTI_GPU"):
+        raise ValueError(f"accelerate's distributed_type is {accelerator.distributed_type.value}: launch with NO or "
+                         "MULTI_GPU, it is trainer.fsdp_size that shards the states")
     prepare_run_dir(run_dir, config, accelerator, say)
     set_seed(t.seed)
 
@@ -91,15 +93,14 @@ def train(config) -> int:
     numbers = batch_plan(config, accelerator.num_processes, len(tasks))
     say("  ".join(f"{name} {number}" for name, number in numbers.items()))
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.optimizer.lr, betas=config.optimizer.betas,
-                                  weight_decay=config.optimizer.weight_decay)
-    reference = None
+    reference, sampling_model = None, model
     if config.algorithm.kl_loss_coef > 0:
-        reference = Policy(copy.deepcopy(model)).to(accelerator.device).requires_grad_(False).eval()
-    policy, optimizer = accelerator.prepare(Policy(model), optimizer)
-    start = checkpoint.resume(run_dir, accelerator) if t.resume_mode == "latest" else 0
-    # bfloat16: the trained weights stay float32, and a bfloat16 copy of them samples
-    sampling_model = model if config.model.dtype == "float32" else copy.deepcopy(model).bfloat16()
+        reference = distribute(Policy(copy.deepcopy(model)).requires_grad_(False).eval(), accelerator, t.fsdp_size)
+    if config.model.dtype == "bfloat16" or t.fsdp_size > 1:  # trained in float32, maybe in pieces: a whole copy samples
+        sampling_model = copy.deepcopy(model).to(accelerator.device, checkpoint.DTYPES[config.model.dtype])
+    policy = distribute(Policy(model), accelerator, t.fsdp_size)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=config.optimizer.lr)
+    start = checkpoint.resume(run_dir, policy, optimizer, accelerator) if t.resume_mode == "latest" else 0
     refresh(sampling_model, model)
     if t.log_with:
         accelerator.init_trackers(run_dir.name)
@@ -125,6 +126,7 @@ def train(config) -> int:
                 record(run_dir, {"step": 0} | evaluation(0), accelerator)
             for step in range(start + 1, numbers["total_steps"] + 1):
                 began = time.perf_counter()
+                set_seed(int(np.random.default_rng((t.seed, step)).integers(2**32)))  # so a resumed run has it too
                 chosen = tasks_of_step(tasks, step, t.train_batch_size, t.seed)
                 trials = sample(step, TRAIN_STREAM, chosen, config.rollout.n_samples_per_prompt, f"step {step}: sample")
                 sampled = time.perf_counter()
@@ -148,13 +150,13 @@ def train(config) -> int:
                         traces.write_shard(trials, step, run_dir)
                     record(run_dir, metrics, accelerator)
                     if due(step, t.ckpt_interval) or last:
-                        checkpoint.save(run_dir, step, accelerator, t.keep_checkpoints)
+                        checkpoint.save(run_dir, step, policy, optimizer, accelerator, t.keep_checkpoints)
                     if accelerator.is_main_process and (due(step, t.hf_save_interval) or last):
-                        checkpoint.export(run_dir, step, model, tokenizer)
+                        checkpoint.export(run_dir, step, sampling_model, tokenizer)
         except InterruptedError:
             step -= 1  # the step under way is lost; the weights are those of the one before it
             if step > start:
-                checkpoint.save(run_dir, step, accelerator, t.keep_checkpoints)
+                checkpoint.save(run_dir, step, policy, optimizer, accelerator, t.keep_checkpoints)
             say(f"interrupted: {run_dir} holds {max(step, start)} steps; the same command goes on from there")
             return 128 + interrupt.signal
         except ValueError as error:  # no input of the user's is read in the loop: a crash, with its traceback
@@ -264,11 +266,12 @@ def mean(values) -> float | None:
 
 
 def refresh(sampling_model, model):
-    """Give the sampler the weights of the trainer; nothing to do when they are one module."""
+    """Give the sampler the weights of the trainer, one tensor at a time; nothing to do when they are one module."""
     if sampling_model is not model:
         with torch.no_grad():
             for target, source in zip(sampling_model.parameters(), model.parameters(), strict=True):
-                target.copy_(source)
+                source = source.to(target.dtype)
+                target.copy_(source.full_tensor() if isinstance(source, DTensor) else source)
 
 
 def due(step, interval) -> bool:

@@ -13,6 +13,8 @@ import contextlib
 import math
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from loss import fused_policy_loss, legacy_token_weights, token_weights
 
@@ -30,6 +32,28 @@ class Policy(torch.nn.Module):
                                     use_cache=False).last_hidden_state  # (B, L, H)
         return fused_policy_loss(hidden[positions[0], positions[1]], self.lm.get_output_embeddings().weight,
                                  **loss_arguments)
+
+
+def distribute(policy, accelerator, fsdp_size):
+    """Spread `policy` over the processes, in place of what it was: DDP for fsdp_size 1, else FSDP2 (Zhao et al. 2023).
+
+    fsdp_size processes share one copy of the weights, so of gradients and optimizer states too; if there are more
+    processes, as many such copies take part (HSDP). Its parameters are DTensors afterwards: make the optimizer then.
+    Both average gradients over all processes. bfloat16 by autocast (DDP) or by gathering bfloat16 weights (FSDP2).
+    """
+    if fsdp_size == 1:
+        frozen = not any(parameter.requires_grad for parameter in policy.parameters())  # which DDP would refuse
+        return accelerator.prepare_model(policy, evaluation_mode=frozen)
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes // fsdp_size, fsdp_size),
+                            mesh_dim_names=("replicate", "shard"))
+    if accelerator.num_processes == fsdp_size:
+        mesh = mesh["shard"]
+    precision = MixedPrecisionPolicy(cast_forward_inputs=False)  # or it would round advantages and weights too
+    if accelerator.mixed_precision == "bf16":
+        precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    for layer in policy.lm.base_model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    return fully_shard(policy, mesh=mesh, mp_policy=precision)
 
 
 def update(policy, reference, optimizer, accelerator, trials, step, config, progress=lambda: None) -> dict:
@@ -60,22 +84,21 @@ def update(policy, reference, optimizer, accelerator, trials, step, config, prog
     for _ in range(t.update_epochs_per_batch):
         for micro_batches in mini_batches:
             lr = config.optimizer.lr * min(1, (done + 1) / max(config.optimizer.warmup_steps, 1))
-            for group in optimizer.param_groups:
-                group["lr"] = lr
+            for group in optimizer.param_groups:  # a resumed run takes the config's values, not the checkpoint's
+                group.update(lr=lr, betas=config.optimizer.betas, weight_decay=config.optimizer.weight_decay)
             optimizer.zero_grad()
             for index, batch in enumerate(micro_batches):
                 last = index == len(micro_batches) - 1
                 with contextlib.nullcontext() if last else accelerator.no_sync(policy):
                     loss, logprobs, _ = policy(**batch, **settings)
-                    accelerator.backward(loss)
+                    loss.backward()
                 total += measured(loss, logprobs, batch, a)
                 progress()
-            # The weights make the gradient a sum, but the wrapper has averaged it over ranks, and accelerate has
-            # divided it by the accumulation steps that a launcher may set. Undone here and not in the loss, where a
-            # factor of 3 would change the rounding of whatever the model computes in lower precision.
+            # The weights make the gradient a sum, but the wrapper has averaged it over the ranks. Undone here and not
+            # in the loss, where a factor of 3 would change the rounding of what the model computes in lower precision.
             for parameter in policy.parameters():
                 if parameter.grad is not None:
-                    parameter.grad.mul_(accelerator.num_processes * accelerator.gradient_accumulation_steps)
+                    parameter.grad.mul_(accelerator.num_processes)
             norm = float(accelerator.clip_grad_norm_(policy.parameters(), config.optimizer.max_grad_norm))
             grad_norms.append(norm)
             if math.isfinite(norm):

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -21,7 +20,7 @@ from transformers import (
 import checkpoint
 from checkpoint import checkpoints, eos_ids, load_model, resume, rewind, save, write_atomically
 from config import load_config, save_config
-from update import Policy
+from update import Policy, distribute
 
 BASE = str(Path(__file__).resolve().parent.parent / "rl_config.json")
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -31,7 +30,7 @@ def language_model(seed=0, tied=True, **more):
     torch.manual_seed(seed)
     return Qwen3ForCausalLM(Qwen3Config(
         vocab_size=11, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, tie_word_embeddings=tied, bos_token_id=None, eos_token_id=2, **more))
+        num_key_value_heads=2, tie_word_embeddings=tied, bos_token_id=None, eos_token_id=2, **{"head_dim": 8, **more}))
 
 
 def small_tokenizer(template=TEMPLATE):
@@ -45,13 +44,14 @@ def small_tokenizer(template=TEMPLATE):
 
 def trainer(model):
     accelerator = Accelerator(cpu=True)
-    policy, optimizer = accelerator.prepare(Policy(model), torch.optim.AdamW(model.parameters(), lr=0.01))
-    return accelerator, policy, optimizer
+    policy = distribute(Policy(model), accelerator, 1)
+    return policy, torch.optim.AdamW(policy.parameters(), lr=0.01), accelerator
 
 
 def train(model, optimizer, steps):
-    """Steps that depend on the random state too, so that a resumed run must have it back."""
     for _ in range(steps):
+        # the next batch, as far as the optimizer has come
+        torch.manual_seed(int(max((float(moments["step"]) for moments in optimizer.state.values()), default=0)))
         ids = torch.randint(11, (2, 6))
         optimizer.zero_grad()
         model(input_ids=ids, labels=ids).loss.backward()
@@ -72,29 +72,28 @@ def assert_same(found, expected):
 @pytest.mark.parametrize("tied", [True, False])
 def test_four_steps_equal_two_and_two_after_a_resume(tmp_path, tied):
     model = language_model(tied=tied)
-    accelerator, _, optimizer = trainer(model)
+    states = trainer(model)
+    optimizer = states[1]
     train(model, optimizer, 2)
-    save(tmp_path, 2, accelerator, keep=2)
+    save(tmp_path, 2, *states, keep=2)
     at_two = state(model, optimizer)
     train(model, optimizer, 2)
-    at_four, next_random = state(model, optimizer), (torch.rand(3), np.random.rand(3))
+    at_four = state(model, optimizer)
 
     other = language_model(seed=5, tied=tied)
-    accelerator, policy, optimizer = trainer(other)
-    assert resume(tmp_path, accelerator) == 2
+    policy, optimizer, accelerator = trainer(other)
+    assert resume(tmp_path, policy, optimizer, accelerator) == 2
     assert_same(state(other, optimizer), at_two)
     assert (other.lm_head.weight is other.model.embed_tokens.weight) == tied
     assert accelerator.unwrap_model(policy).lm is other
     train(other, optimizer, 2)
     assert_same(state(other, optimizer), at_four)
-    assert torch.equal(torch.rand(3), next_random[0]) and np.array_equal(np.random.rand(3), next_random[1])
 
 
 def test_the_newest_are_kept(tmp_path):
-    accelerator, _, _ = trainer(language_model())
-    kept = []
+    states, kept = trainer(language_model()), []
     for step in (2, 9, 10, 100):
-        save(tmp_path, step, accelerator, keep=2)
+        save(tmp_path, step, *states, keep=2)
         kept.append([found for found, _ in checkpoints(tmp_path)])
     assert kept == [[2], [2, 9], [9, 10], [10, 100]]  # by number and not by name
     folders = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
@@ -103,26 +102,26 @@ def test_the_newest_are_kept(tmp_path):
 
 def test_a_complete_checkpoint_is_never_taken_away_to_be_written_again(tmp_path):
     model = language_model()
-    accelerator, _, optimizer = trainer(model)
-    train(model, optimizer, 1)
-    save(tmp_path, 1, accelerator, keep=1)
-    expected = state(model, optimizer)
+    states = trainer(model)
+    train(model, states[1], 1)
+    save(tmp_path, 1, *states, keep=1)
+    expected = state(model, states[1])
     inode = (tmp_path / "checkpoints" / "global_step_1").stat().st_ino
-    save(tmp_path, 1, accelerator, keep=1)
+    save(tmp_path, 1, *states, keep=1)
     assert (tmp_path / "checkpoints" / "global_step_1").stat().st_ino == inode
     other = language_model(seed=5)
-    accelerator, _, optimizer = trainer(other)
-    assert resume(tmp_path, accelerator) == 1
-    assert_same(state(other, optimizer), expected)
+    states = trainer(other)
+    assert resume(tmp_path, *states) == 1
+    assert_same(state(other, states[1]), expected)
 
 
 def test_a_checkpoint_that_was_never_finished_is_named_and_removed(tmp_path, capsys):
-    accelerator, _, _ = trainer(language_model())
-    save(tmp_path, 4, accelerator, keep=2)
+    states = trainer(language_model())
+    save(tmp_path, 4, *states, keep=2)
     half = tmp_path / "checkpoints" / ".writing_global_step_9"
     half.mkdir()
     (half / "model.safetensors").write_bytes(b"half")
-    assert resume(tmp_path, accelerator) == 4
+    assert resume(tmp_path, *states) == 4
     assert capsys.readouterr().out == f"{half}: was never finished, removed\n"
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["global_step_4"]
 
@@ -130,12 +129,26 @@ def test_a_checkpoint_that_was_never_finished_is_named_and_removed(tmp_path, cap
 def test_without_a_checkpoint_a_run_begins_anew(tmp_path):
     model = language_model()
     before = [p.detach().clone() for p in model.parameters()]
-    accelerator, _, _ = trainer(model)
-    assert resume(tmp_path, accelerator) == 0 and list(tmp_path.iterdir()) == []
+    states = trainer(model)
+    assert resume(tmp_path, *states) == 0 and list(tmp_path.iterdir()) == []
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n')
-    assert resume(tmp_path, accelerator) == 0
+    assert resume(tmp_path, *states) == 0
     assert (tmp_path / "metrics.jsonl").read_text() == ""  # step 0 is evaluated and written again
     assert_same(list(model.parameters()), before)
+
+
+def test_a_checkpoint_that_does_not_fit_is_one_line_and_cuts_nothing(tmp_path):
+    save(tmp_path, 2, *trainer(language_model()), keep=2)
+    folder, metrics = tmp_path / "checkpoints" / "global_step_2", tmp_path / "metrics.jsonl"
+    metrics.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
+    message = f"^trainer.run_dir: {folder} cannot be resumed from: .+$"
+    with pytest.raises(ValueError, match=message) as misfit:
+        resume(tmp_path, *trainer(language_model(head_dim=16)))
+    next(folder.glob("*.distcp")).write_bytes(b"half")
+    with pytest.raises(ValueError, match=message) as damaged:
+        resume(tmp_path, *trainer(language_model()))
+    assert "\n" not in str(misfit.value) + str(damaged.value)
+    assert len(metrics.read_text().splitlines()) == 3
 
 
 @pytest.mark.parametrize("end", ["", '{"step": 4, "rewa', '{"step": 3}'])

@@ -283,7 +283,7 @@ def test_batch_plan_of_the_published_run():
         "max_response_tokens_per_step": 2_097_152,  # 512 * 4096
     }
     unlimited = load_config(BASE, ["trainer.max_steps=1000"])
-    assert batch_plan(unlimited, world_size=1, n_tasks=5000)["total_steps"] == 156  # two epochs of 78
+    assert batch_plan(unlimited, world_size=4, n_tasks=5000)["total_steps"] == 156  # two epochs of 78
 
 
 def test_batch_plan_counts_optimizer_steps():
@@ -294,4 +294,9 @@ def test_batch_plan_counts_optimizer_steps():
 
 def test_batch_plan_refuses_less_than_one_batch():
     with pytest.raises(ValueError, match=r"^data\.train: 63 tasks are fewer than trainer\.train_batch_size"):
-        batch_plan(load_config(BASE), world_size=1, n_tasks=63)
+        batch_plan(load_config(BASE), world_size=4, n_tasks=63)
+
+
+def test_batch_plan_refuses_processes_that_cannot_share():
+    with pytest.raises(ValueError, match=r"^trainer\.fsdp_size: 4 does not divide the processes \(6\)"):
+        batch_plan(load_config(BASE), world_size=6, n_tasks=64)

@@ -80,6 +80,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 from test_sandbox import ADD, ADD_TESTS
@@ -95,7 +96,7 @@ from loss import token_weights
 from rollout import Completion, Request, Sampler
 from sandbox import Sandbox
 from train import rollout_metrics, sample_step, set_advantages, tasks_of_step
-from update import Policy, collate, deal, update
+from update import Policy, collate, deal, distribute, update
 
 ROOT = Path(__file__).resolve().parent.parent
 VOCABULARY, EOS = 128, 2
@@ -129,8 +130,8 @@ def trial(group, prompt, response, advantage, mask=None, **more):
 def updated(rows, config, accelerator=None, model=None):
     """One update with plain gradient descent -> (metrics, gradients, weights after it)."""
     accelerator, model = accelerator or Accelerator(cpu=True), model or language_model()
-    policy, optimizer = accelerator.prepare(Policy(model), torch.optim.SGD(model.parameters(), lr=1.0))
-    metrics = update(policy, None, optimizer, accelerator, rows, 1, config)
+    policy = distribute(Policy(model), accelerator, 1)
+    metrics = update(policy, None, torch.optim.SGD(policy.parameters(), lr=1.0), accelerator, rows, 1, config)
     return (metrics, {name: p.grad.clone() for name, p in model.named_parameters()},
             {name: p.detach().clone() for name, p in model.named_parameters()})
 
@@ -445,36 +446,36 @@ def test_resume_loses_neither_the_epoch_nor_the_place_in_it():
     assert len({task for step in (4, 5, 6) for task in tasks_of_step(list(range(13)), step, 4, 1)}) == 12
 
 
-def test_a_run_killed_while_it_saves_keeps_the_checkpoint_before(tmp_path, capsys):
-    accelerator = Accelerator(cpu=True)
-    model = language_model()
-    accelerator.prepare(Policy(model), torch.optim.AdamW(model.parameters(), lr=0.1))
-    save(tmp_path, 1, accelerator, keep=1)
+def test_a_run_killed_while_it_saves_keeps_the_checkpoint_before(tmp_path, capsys, monkeypatch):
+    accelerator, model = Accelerator(cpu=True), language_model()
+    policy = distribute(Policy(model), accelerator, 1)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=0.1)
+    states = policy, optimizer, accelerator
+    save(tmp_path, 1, *states, keep=1)
     saved = [p.detach().clone() for p in model.parameters()]
 
-    def die(_models, _weights, folder):
-        (Path(folder) / "model.safetensors").write_bytes(b"half")
+    def die(_state, checkpoint_id, no_dist):
+        (checkpoint_id / "__0_0.distcp").write_bytes(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
 
-    hook = accelerator.register_save_state_pre_hook(die)
     child = os.fork()
     if child == 0:
         try:
-            save(tmp_path, 2, accelerator, keep=1)
+            monkeypatch.setattr(dcp, "save", die)
+            save(tmp_path, 2, *states, keep=1)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    hook.remove()
     half = tmp_path / "checkpoints" / ".writing_global_step_2"
-    assert (half / "model.safetensors").read_bytes() == b"half"
+    assert (half / "__0_0.distcp").read_bytes() == b"half"
     assert [step for step, _ in checkpoints(tmp_path)] == [1]
 
     with torch.no_grad():
         for p in model.parameters():
             p.add_(1)
-    assert resume(tmp_path, accelerator) == 1 and not half.exists() and str(half) in capsys.readouterr().out
+    assert resume(tmp_path, *states) == 1 and not half.exists() and str(half) in capsys.readouterr().out
     assert all(torch.equal(p, was) for p, was in zip(model.parameters(), saved, strict=True))
-    save(tmp_path, 2, accelerator, keep=1)
+    save(tmp_path, 2, *states, keep=1)
     assert [step for step, _ in checkpoints(tmp_path)] == [2]
 
 

@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from agent import Trial
 from config import load_config
-from update import Policy, collate, deal, split, update
+from update import Policy, collate, deal, distribute, split, update
 
 BASE = str(Path(__file__).resolve().parent.parent / "rl_config.json")
 VOCABULARY, EOS = 23, 2
@@ -96,10 +96,10 @@ def plain_loss(model, rows, weights, old=None, low=0.2, high=0.05):
     return total
 
 
-def prepared(model, optimizer=torch.optim.SGD, **arguments):
+def prepared(model, optimizer=torch.optim.SGD):
     accelerator = Accelerator(cpu=True)
-    policy, optimizer = accelerator.prepare(Policy(model), optimizer(model.parameters(), lr=1.0, **arguments))
-    return accelerator, policy, optimizer
+    policy = distribute(Policy(model), accelerator, 1)
+    return accelerator, policy, optimizer(policy.parameters(), lr=1.0)
 
 
 def gradients_of_update(model, rows, config, reference=None):
@@ -146,7 +146,7 @@ def test_gradient_of_other_architectures(kind):
 
 def test_gradient_with_checkpointed_activations():
     rows, model, checkpointed = batch(), language_model(), language_model()
-    checkpointed.gradient_checkpointing_enable()
+    checkpointed.activation_checkpointing_enable()
     found, _ = gradients_of_update(checkpointed, rows, settings())
     expected = gradients_of(plain_loss(model, rows, weights_by_hand(rows, "sequence_mean", True)), model)
     assert_equal_gradients(found, expected)
@@ -234,8 +234,8 @@ def test_the_first_trained_label_follows_the_prompt_and_the_eos_is_one_though_it
 def test_a_step_without_signal_is_a_step_of_zero_gradients(rows, reduction):
     model = language_model()
     before = [p.detach().clone() for p in model.parameters()]
-    accelerator, policy, optimizer = prepared(model, torch.optim.AdamW, weight_decay=0.5)
-    config = settings("optimizer.lr=0.1", f"algorithm.loss_reduction={reduction}")
+    accelerator, policy, optimizer = prepared(model, torch.optim.AdamW)
+    config = settings("optimizer.lr=0.1", "optimizer.weight_decay=0.5", f"algorithm.loss_reduction={reduction}")
     metrics = update(policy, None, optimizer, accelerator, rows, 1, config)
     assert metrics["loss/policy"] == metrics["loss/grad_norm"] == metrics["loss/clip_fraction"] == 0.0
     assert all(np.isfinite(value) for value in metrics.values())

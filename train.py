@@ -158,7 +158,7 @@ def train(config) -> int:
             if step > start:
                 checkpoint.save(run_dir, step, policy, optimizer, accelerator, t.keep_checkpoints)
             say(f"interrupted: {run_dir} holds {max(step, start)} steps; the same command goes on from there")
-            return 128 + interrupt.signal
+            return 128 + (interrupt.signal or signal.SIGTERM)  # on this rank, or on another
         except ValueError as error:  # no input of the user's is read in the loop: a crash, with its traceback
             raise RuntimeError(f"step {step} failed") from error
     accelerator.end_training()

@@ -143,7 +143,8 @@ def resume(run_dir: Path, policy, optimizer, accelerator) -> int:
         try:
             dcp.load(state, checkpoint_id=folder, no_dist=accelerator.num_processes == 1)
         except CheckpointException as error:
-            reason = str(next(iter(error.failures.values()))[0]).strip().splitlines()[0]
+            cause = next(iter(error.failures.values()))[0]
+            reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
             raise ValueError(f"trainer.run_dir: {folder} cannot be resumed from: {reason}") from error
         set_state_dict(policy, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     if accelerator.is_main_process:

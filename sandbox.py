@@ -3,7 +3,7 @@
 Three parties. This file is the supervisor: it stands outside, holds the only clock that counts, and decides.
 For each run, one warm interpreter forks a judge, which holds the tests and reports, and another forks the
 solution process, which holds the solution and nothing else. sandbox_inside.py builds the walls around both,
-sandbox_judge.py runs the tests, sandbox_wire.py is what passes between them.
+sandbox_judge.py runs the tests, sandbox_solution.py answers them, sandbox_wire.py is what passes between them.
 
 Covered: a solution cannot read or change the tests, the judge, the result, other runs, the host's files or
 the trainer's environment; it has no network, not even loopback; what it returns is judged as plain built-in

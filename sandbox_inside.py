@@ -1,8 +1,8 @@
-"""What runs inside the sandbox: the walls, the solution process, and the zygotes that fork both processes of
-a run. `sandbox.py` starts this file as an interpreter of its own, once per role; it is not launched by hand.
+"""What runs inside the sandbox: the walls, and the zygotes that fork the two processes of a run.
+`sandbox.py` starts this file as an interpreter of its own, once per role; it is not launched by hand.
 
   supervisor (sandbox.py)   one socket to each zygote, with "run" (and descriptors) and "end"
-    zygote "solution"       forks, per run, the solution process: the solution's files in /app, and the wire
+    zygote "solution"       forks, per run, the solution process (sandbox_solution.py): its files in /app, the wire
     zygote "judge"          forks, per run, the judge (sandbox_judge.py): the tests, the wire, and a socket to
                             the supervisor for job and report
 
@@ -28,63 +28,13 @@ import tempfile
 import time
 import traceback
 
-from sandbox_wire import Unplain, Wire, describe, send_frame, write_files
+from sandbox_solution import solution_process
+from sandbox_wire import Wire, send_frame
 
 FOLDERS = {"solution": "app", "judge": "tests"}
 NOBODY = 65534  # host uid of the sandbox when started as root: process limits do not bind uid 0
 PRELOAD = ("bisect", "collections", "dataclasses", "datetime", "decimal", "enum", "functools", "heapq",
            "itertools", "math", "random", "re", "string", "typing")  # what solutions import most
-
-
-# ---- solution process ----
-
-def solution_process(sock: socket.socket, folder: str) -> None:
-    """Write the solution's files, import `solution`, then answer until the judge hangs up."""
-    os.chdir(folder)
-    sys.path.insert(0, folder)
-    wire, me = Wire(sock, parity=1), os.getpid()
-    wire.send({"ready": True})
-    _, files = wire.recv()
-    try:
-        write_files(folder, files)
-        module = importlib.import_module("solution")
-        public = [name for name in vars(module) if not name.startswith("_")]
-        reply, value = {"names": vars(module).get("__all__", public)}, None
-    except BaseException as exc:  # noqa: BLE001, whatever the solution raises
-        reply, value = describe(exc, folder)
-    while True:
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (AttributeError, OSError, ValueError):  # the solution may have replaced or closed it
-                pass
-        if os.getpid() != me:  # a child that the solution forked and let run on
-            os._exit(0)
-        try:
-            wire.send(reply, value)
-        except Unplain as exc:
-            wire.send({"unplain": str(exc)}, changes=False)
-        except MemoryError:
-            wire.send({"memory": True}, changes=False)
-        reply = value = None
-        try:
-            request, arguments = wire.recv()
-        except EOFError:
-            os._exit(0)
-        try:
-            attribute = getattr(module, request["name"])
-            if request["op"] == "call":
-                reply, value = {}, attribute(*arguments[0], **arguments[1])
-            elif callable(attribute):
-                reply = {"callable": True}
-            else:
-                reply, value = {}, attribute
-        except BaseException as exc:  # noqa: BLE001, whatever the solution raises
-            if request["op"] == "get" and type(exc) is AttributeError:
-                reply, value = {"missing": True}, None
-            else:
-                reply, value = describe(exc, folder)
-        request = arguments = attribute = None
 
 
 # ---- walls ----

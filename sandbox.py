@@ -24,17 +24,11 @@ forbid namespaces, with code that means no harm.
     python sandbox.py --check
 """
 import argparse
-import base64
 import json
 import os
-import queue
 import re
-import select
-import socket
-import subprocess
 import sys
 import threading
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
@@ -42,7 +36,7 @@ from typing import Self
 
 import sandbox_inside
 from sandbox_judge import is_test_file
-from sandbox_wire import send_frame
+from sandbox_pool import OUTPUT_BYTES, SETUP_S, Infra, Pool, Worker, make_job
 
 OUTCOMES = ("passed", "failed", "error", "timeout", "oom", "infra")
 LEVELS = {
@@ -50,10 +44,6 @@ LEVELS = {
     "mounts": "user namespaces, network open",
     "none": "none: two processes with resource limits",
 }
-SETUP_S = 30.0  # for what happens before the first untrusted byte; beyond it the machine is at fault
-END_S = 15.0
-OUTPUT_BYTES = 4096
-JUDGE_MB = 1024  # beside memory_mb: the judge holds the largest values that a solution may send
 PACKAGES = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
 
 
@@ -78,136 +68,11 @@ class Plan:
     fault: str = ""  # why the task cannot be graded
 
 
-class Infra(Exception):
-    """The machine or the sandbox failed, not the solution."""
-
-
-class Zygote:
-    """One warm interpreter that forks a process per run; sandbox_inside.py is its other end."""
-
-    def __init__(self, settings: dict):
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0",
-                       # threads count as processes, and their arenas as memory
-                       "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-        if "LD_LIBRARY_PATH" in os.environ:  # the interpreter itself may need it
-            environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-s", "-S", sandbox_inside.__file__, str(theirs.fileno()),
-                 json.dumps(settings)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
-                env=environment, pass_fds=[theirs.fileno()],
-                start_new_session=True)  # a Ctrl-C is the trainer's to handle
-
-    def expect(self, answer: bytes, seconds: float) -> bytes:
-        """The next message, which must begin with `answer`."""
-        self.control.settimeout(seconds)
-        try:
-            message = self.control.recv(2000)
-        except OSError as exc:
-            raise Infra(f"no word from a sandbox worker: {exc}") from None
-        if not message.startswith(answer):
-            raise Infra(message.decode(errors="replace") or "a sandbox worker died")
-        return message
-
-    def close(self) -> None:
-        self.control.close()  # on which it ends its run and itself
-        try:
-            self.process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-
-class Worker:
-    """A zygote for solutions and one for judges; one run at a time."""
-
-    def __init__(self, settings: dict):
-        self.solution = Zygote(settings | {"role": "solution"})
-        self.judge = Zygote(settings | {"role": "judge", "memory_mb": settings["memory_mb"] + JUDGE_MB})
-
-    def start(self) -> None:
-        self.solution.expect(b"up", SETUP_S)
-        self.judge.expect(b"up", SETUP_S)
-
-    def close(self) -> None:
-        self.solution.close()
-        self.judge.close()
-
-    def run(self, job: bytes, timeout_s: float) -> tuple[dict, str, float]:
-        """One run: the judge's report with "timeout" and "killed" added, the tail of the output, seconds."""
-        job_socket, judge_end = socket.socketpair()
-        wire, wire_end = socket.socketpair()
-        output, output_end = os.pipe()
-        tail, report = bytearray(), {}
-        with job_socket, open(output, "rb", buffering=0) as pipe:
-            with judge_end, wire, wire_end, open(output_end, "wb", buffering=0):
-                socket.send_fds(self.solution.control, [b"run"], [output_end, wire.fileno()])
-                socket.send_fds(self.judge.control, [b"run"],
-                                [output_end, wire_end.fileno(), judge_end.fileno()])
-            try:
-                report, seconds = await_report(job_socket, pipe, tail, job, timeout_s)
-            finally:
-                # "gone" asks how the solution died before anything is killed
-                self.solution.control.send(b"end gone" if report.get("gone") else b"end")
-                self.judge.control.send(b"end")
-                killed = self.solution.expect(b"ended", END_S) == b"ended killed"
-                self.judge.expect(b"ended", END_S)
-            while chunk := pipe.read(1 << 16):  # ends, since all writers are dead
-                tail += chunk
-                del tail[:-2 * OUTPUT_BYTES]
-        return report | {"killed": killed and not report["timeout"]}, tail.decode(errors="replace"), seconds
-
-
-def await_report(job_socket: socket.socket, pipe, tail: bytearray, job: bytes,
-                 timeout_s: float) -> tuple[dict, float]:
-    """Hand out the job when both processes stand, then drain the output until the report or the deadline."""
-    data, started, deadline = bytearray(), 0.0, time.monotonic() + SETUP_S
-    job_socket.settimeout(SETUP_S)
-    poll = select.poll()
-    poll.register(job_socket, select.POLLIN)
-    poll.register(pipe, select.POLLIN)
-    while (left := deadline - time.monotonic()) > 0:
-        for fd, _ in poll.poll(left * 1000 + 1):
-            if fd == pipe.fileno():
-                chunk = pipe.read(1 << 16)
-                tail += chunk
-                del tail[:-2 * OUTPUT_BYTES]
-                if not chunk:
-                    poll.unregister(pipe)
-                continue
-            chunk = job_socket.recv(1 << 16)
-            if not chunk:
-                raise Infra("the judge ended without a report")
-            data += chunk
-            if len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "little"):
-                continue
-            message = json.loads(data[4:])
-            data.clear()
-            if started:
-                return message | {"timeout": False}, time.monotonic() - started
-            if "setup" in message:
-                raise Infra(message["setup"])
-            send_frame(job_socket, job)
-            started = time.monotonic()
-            deadline = started + timeout_s
-    if not started:
-        raise Infra(f"set-up took more than {SETUP_S:.0f} s")
-    return {"timeout": True, "error": "", "tests": {}, "oom": False}, time.monotonic() - started
-
-
 def readable(text: str) -> str:
     """The end of an output, without what differs from run to run by no doing of the solution."""
-    text = re.sub(r"/tmp/sandbox-(app|tests)-\w+", r"/\1", text)
+    text = re.sub(r"[^\s'\"]*/sandbox-(app|tests)-\w+", r"/\1", text)
     text = re.sub(r" at 0x[0-9a-f]+", " at 0x...", text)
     return text.encode(errors="replace")[-OUTPUT_BYTES:].decode(errors="ignore")
-
-
-def memory_left() -> bool:
-    """Whether the host itself has memory to spare (64 MB)."""
-    with open("/proc/meminfo") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("MemAvailable")) > 64 << 10
 
 
 class Sandbox:
@@ -222,17 +87,14 @@ class Sandbox:
             raise ValueError(f'reward must be "binary" or "pass_ratio", not {reward!r}')
         if workers < 1 or timeout_s <= 0 or memory_mb < 64 or retries < 0:
             raise ValueError("needed: workers >= 1, timeout_s > 0, memory_mb >= 64, retries >= 0")
-        self.workers, self.timeout_s, self.retries, self.reward = workers, timeout_s, retries, reward
+        self.timeout_s, self.reward = timeout_s, reward
         cpu_s = int(timeout_s * os.cpu_count()) + 60  # only for a supervisor that is gone or stopped
         self.settings = {"memory_mb": memory_mb, "cpu_s": cpu_s, "packages": PACKAGES,
                          "paths": sandbox_inside.visible_paths(PACKAGES)}
         self.plans: dict[str, Plan] = {}
         self.plan_locks: dict[str, threading.Lock] = {}
-        self.lock, self.closed = threading.Lock(), False
-        first = self._first_worker(isolation)
-        self.idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
-        for worker in [None] * (workers - 1) + [first]:
-            self.idle.put(worker)  # None stands for one to start when needed
+        self.lock = threading.Lock()
+        self.pool = Pool(self.settings, workers, timeout_s, retries, self._first_worker(isolation))
 
     def __enter__(self) -> Self:
         return self
@@ -242,13 +104,7 @@ class Sandbox:
 
     def close(self) -> None:
         """Wait for the runs under way, then end every process. Later calls of grade raise RuntimeError."""
-        if self.closed:
-            return
-        self.closed = True
-        for worker in [self.idle.get() for _ in range(self.workers)]:
-            if worker:
-                worker.close()
-        self.idle.put(None)
+        self.pool.close()
 
     def grade(self, task, files: dict[str, str | bytes]) -> Verdict:
         """The verdict on `files` (paths below /app, normally solution.py). Blocks until a worker is free;
@@ -326,29 +182,7 @@ class Sandbox:
         return Verdict(outcome, reward, passed, len(tests), seconds, readable(output + message), tests)
 
     def _run(self, task, plan: Plan, files: dict[str, bytes], collect: bool) -> tuple[dict, str, float]:
-        """One run, repeated on a fresh worker while the machine fails."""
-        job, failures = make_job(files, test_files(task), plan, collect), 0
-        while True:
-            worker = self.idle.get()
-            try:
-                if self.closed:
-                    raise RuntimeError("the sandbox is closed")
-                if worker is None:
-                    worker = Worker(self.settings)
-                    worker.start()
-                result = worker.run(job, self.timeout_s)
-                if result[0]["killed"] and not memory_left():
-                    raise Infra("a solution was killed while the host was out of memory")
-                return result
-            except (Infra, OSError) as exc:
-                if worker:
-                    worker.close()
-                worker = None
-                failures += 1
-                if failures > self.retries:
-                    raise Infra(str(exc)) from None
-            finally:
-                self.idle.put(worker)
+        return self.pool.run(make_job(files, test_files(task), plan.runner, plan.names, collect))
 
     def _first_worker(self, isolation: str) -> Worker:
         """Go down the ladder to the first rung where a solution that looks around finds walls."""
@@ -360,7 +194,7 @@ class Sandbox:
                 worker.start()
                 tests = f"from solution import look\ndef test_walls():\n    assert look({level!r}) == []\n"
                 files = {"solution.py": sandbox_inside.PROBE.encode()}
-                job = make_job(files, {"test_probe.py": tests.encode()}, Plan("own"))
+                job = make_job(files, {"test_probe.py": tests.encode()})
                 report, _, _ = worker.run(job, SETUP_S)
                 found = report["error"] or report.get("message", "no answer")
             except (Infra, OSError) as exc:
@@ -371,13 +205,6 @@ class Sandbox:
             reasons.append(f"{level}: {found}")
         raise RuntimeError(f"this machine does not let code be isolated ({'; '.join(reasons)}); "
                            '"isolation": "none" runs it with resource limits only')
-
-
-def make_job(files: dict[str, bytes], tests: dict[str, bytes], plan: Plan, collect: bool = False) -> bytes:
-    files, tests = ({name: base64.b64encode(data).decode() for name, data in part.items()}
-                    for part in (files, tests))
-    return json.dumps({"files": files, "tests": tests, "runner": plan.runner, "names": plan.names,
-                       "collect": collect}).encode()
 
 
 def test_files(task) -> dict[str, bytes]:

@@ -300,6 +300,7 @@ def zygote(control: socket.socket, settings: dict) -> None:
     sys.argv, sys.dont_write_bytecode = ["solution.py"], True
     if settings["level"] != "none":
         wall_in_zygote(settings["role"], settings["level"] == "network", settings["paths"])
+        os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
     gc.collect()
     gc.freeze()
     shared = tree_memory(os.getpid(), 0)

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -129,20 +130,20 @@ def test_infra_when_the_reference_is_wrong(box):
 def test_infra_is_retried_on_a_fresh_worker():
     with sandbox.Sandbox(1, timeout_s=5) as box:
         assert grade(box, ADD).outcome == "passed"
-        worker = box.idle.get()
+        worker = box.pool.idle.get()
         worker.judge.process.kill()
-        box.idle.put(worker)
+        box.pool.idle.put(worker)
         assert grade(box, ADD).outcome == "passed"
-        fresh = box.idle.get()
-        box.idle.put(fresh)
+        fresh = box.pool.idle.get()
+        box.pool.idle.put(fresh)
         assert fresh is not worker
 
 
 def test_infra_after_the_last_retry():
     with sandbox.Sandbox(1, timeout_s=5, retries=0) as box:
         assert grade(box, ADD).outcome == "passed"
-        worker = box.idle.get()
-        box.idle.put(worker)
+        worker = box.pool.idle.get()
+        box.pool.idle.put(worker)
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(grade, box, "import time\ntime.sleep(4)\n" + ADD)
             time.sleep(0.5)
@@ -744,19 +745,20 @@ def test_the_end_of_the_trainer_ends_everything(tmp_path):
         time.sleep(0.05)
 
 
-def test_without_walls():
-    before = descendants(), sorted(os.listdir("/tmp"))
+def test_without_walls(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = descendants()
     with sandbox.Sandbox(1, timeout_s=2, isolation="none") as box:
         assert grade(box, ADD).outcome == "passed"
         assert grade(box, WRONG).outcome == "failed"
         assert grade(box, "def add(a, b):\n    while True: pass\n").outcome == "timeout"
         daemon = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\n"
         assert grade(box, daemon + ADD).outcome == "passed"
-        assert len(descendants()) == len(before[0]) + 2
+        assert len(descendants()) == len(before) + 2
         text = look(box, "    print(__file__)")
         assert text == "/app/solution.py"
-    assert not [name for name in os.listdir("/tmp") if name.startswith("sandbox-") and name not in before[1]]
-    assert descendants() == before[0]
+    assert not os.listdir(tmp_path)
+    assert descendants() == before
 
 
 def test_a_closed_sandbox_says_so():

@@ -25,6 +25,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from quarantine import parse_fault
 from rollout import Request
 from sandbox import Sandbox, test_files
 from sandbox_judge import is_test_file
@@ -102,6 +103,8 @@ def usable_tasks(tasks, tokenizer, config, report) -> list:
                    f"{limit}")
         elif not any(is_test_file(name) for name in test_files(task)):
             report(f"task {task.id}: skipped, it has no tests/test_*.py")
+        elif fault := parse_fault(task):
+            report(f"task {task.id}: skipped, {fault}")
         else:
             usable.append(task)
     if not usable:

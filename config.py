@@ -50,6 +50,7 @@ class DataConfig:
     train: Text  # task set
     eval: TextOrNull  # task set; null: none
     limit: From0  # train on the first so many tasks; 0: all
+    quarantine: TextOrNull  # file of `tasks.py verify`: tasks that neither training nor evaluation uses; null: none
 
 @dataclass(frozen=True)
 class RolloutConfig:
@@ -184,7 +185,7 @@ def save_config(config: Config, path: str) -> None:
 
 
 def batch_plan(config: Config, world_size: int, n_tasks: int) -> dict[str, int]:
-    """The arithmetic of a run; n_tasks counts after data.limit. ValueError: too few tasks or processes."""
+    """The arithmetic of a run of n_tasks, after limit and quarantine. ValueError: too few tasks or processes."""
     trainer, prompts = config.trainer, config.trainer.train_batch_size
     if n_tasks < prompts:
         raise ValueError(f"data.train: {n_tasks} tasks are fewer than trainer.train_batch_size ({prompts})")

@@ -11,6 +11,7 @@ be overridden as in train.py. Leaves out: greedy decoding (temperature 0) and ma
 import argparse
 import json
 import sys
+from functools import partial
 from math import comb
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tqdm import tqdm
 from agent import open_sandbox, run_trials, usable_tasks
 from checkpoint import DTYPES, eos_ids, load_model
 from config import load_config
+from quarantine import leave_out
 from rollout import Sampler
 from tasks import load_tasks
 
@@ -88,9 +90,10 @@ def evaluate(args) -> dict:
     beside = Path(args.model) / "rl_config.json"
     file = beside if beside.exists() else Path(__file__).with_name("rl_config.json")
     config = load_config(str(file), [f"model.path={args.model}", *args.overrides])
-    tasks = load_tasks(args.tasks)
+    say = partial(print, file=sys.stderr)  # stdout is for the result
+    tasks = leave_out(load_tasks(args.tasks), config.data.quarantine, say)
     model, tokenizer = load_model(config.model)
-    tasks = usable_tasks(tasks, tokenizer, config, print)
+    tasks = usable_tasks(tasks, tokenizer, config, say)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sampler = Sampler(model.to(device, DTYPES[config.model.dtype]), eos_ids(model, tokenizer), config.rollout)
     with (open_sandbox(config.sandbox) as sandbox,

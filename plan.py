@@ -40,6 +40,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
 import warmstart
 from config import Config, batch_plan, to_dict
+from quarantine import leave_out
 from tasks import load_tasks
 
 GB = 10**9
@@ -61,7 +62,8 @@ def print_plan(config: Config, as_json: bool, processes: int | None = None, devi
         raise ValueError(f"--processes: expected an integer >= 1, found {processes}")
     if device_gb is not None and not 0 < device_gb < float("inf"):
         raise ValueError(f"--device-gb: expected a number > 0, found {device_gb}")
-    numbers = batch_plan(config, processes, len(load_tasks(config.data.train, config.data.limit)))
+    tasks = leave_out(load_tasks(config.data.train, config.data.limit), config.data.quarantine)
+    numbers = batch_plan(config, processes, len(tasks))
     try:
         memory = memory_plan(config, processes, device_gb, model_config)
     except ValueError as error:

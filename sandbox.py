@@ -118,15 +118,6 @@ class Sandbox:
         except Infra as exc:
             return Verdict("infra", None, 0, 0, 0.0, readable(str(exc)), {})
 
-    def verify(self, task) -> str:
-        """Nothing if the task's reference passes and an empty solution fails, else the reason."""
-        if not reference(task):
-            return f"task {task.id}: no reference solution"
-        verdict = self.grade(task, {"solution.py": ""})
-        if verdict.outcome == "passed":
-            return f"task {task.id}: an empty solution passes"
-        return verdict.output or "infra" if verdict.outcome == "infra" else ""
-
     def _plan(self, task) -> Plan:
         """The plan of a task, made at its first grade. Infra, and no plan is kept, when the machine fails."""
         with self.lock:

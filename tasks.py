@@ -6,10 +6,10 @@ or gzip tar of the directory's contents), the layout of the published task sets.
 archives.py unpacks them; generator.py makes the tasks of a `generated:` source.
 
 Left out: Dockerfiles are carried along but never built, symbolic links to directories are not followed, file
-modes are not kept. No task's code runs here; `verify` asks sandbox.py.
+modes are not kept. No task's code runs here; `verify` asks quarantine.py.
 
     python tasks.py list tasks/
-    python tasks.py verify generated:chains:train:320 --workers 4
+    python tasks.py verify generated:chains:train:320 --workers 4 --quarantine quarantine.json
     python tasks.py pack tasks/ tasks.parquet
     python tasks.py unpack owner/name tasks_of_name/
 """
@@ -22,7 +22,6 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 import datasets
@@ -225,27 +224,6 @@ def _generated(source: str, limit: int) -> list[Task]:
 # --- the command line ---------------------------------------------------------------------------------------
 
 
-def verify(tasks: list[Task], workers: int = 2) -> dict[str, str]:
-    """Reasons, by task id, of the tasks whose reference fails or whose tests an empty solution passes."""
-    # Imported here because only this function needs it: whoever reads or generates tasks needs no sandbox.
-    from sandbox import Sandbox
-
-    def check(task: Task) -> str:
-        try:
-            return sandbox.verify(task)
-        except ValueError as error:
-            return str(error)
-
-    bad = {}
-    with Sandbox(workers=workers) as sandbox, ThreadPoolExecutor(workers) as pool:
-        for done, (task, reason) in enumerate(zip(tasks, pool.map(check, tasks)), start=1):
-            if reason:
-                bad[task.id] = reason
-            print(f"\r{done} of {len(tasks)} checked, {len(bad)} bad", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    return bad
-
-
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.command == "pack":
         print(f"{pack(arguments.source, arguments.out)} tasks packed into {arguments.out}")
@@ -256,20 +234,34 @@ def _run(arguments: argparse.Namespace) -> int:
         for task in load_tasks(arguments.source):
             print(f"{task.id}  {len(list_tests(task))}  {task.instruction.strip().splitlines()[0]}")
     else:
-        if arguments.workers < 1:
-            raise ValueError(f"--workers is {arguments.workers}, must be 1 or more")
-        tasks = load_tasks(arguments.source)
-        bad = verify(tasks, arguments.workers)
-        width = max(map(len, bad), default=0)
-        for id in sorted(bad):
-            print(f"{id:{width}}  {bad[id]}")
-        print(f"{len(tasks) - len(bad)} of {len(tasks)} tasks are good")
-        return 1 if bad else 0
+        return _verify(arguments)
     return 0
 
 
+def _verify(arguments: argparse.Namespace) -> int:
+    # Imported here: whoever reads or generates tasks needs no sandbox.
+    import quarantine
+    from sandbox import Sandbox
+
+    if arguments.workers < 1:
+        raise ValueError(f"--workers is {arguments.workers}, must be 1 or more")
+    out = arguments.quarantine
+    if out and not Path(out).parent.is_dir():  # known now, not when all is verified
+        raise ValueError(f"--quarantine: {Path(out).parent}: no such directory")
+    tasks = load_tasks(arguments.source)
+    with Sandbox(arguments.workers, arguments.timeout, arguments.memory_mb, arguments.isolation) as sandbox:
+        bad = quarantine.verify_all(tasks, sandbox)
+    if out:
+        quarantine.write(bad, out)
+    width = max(map(len, bad), default=0)
+    for id in sorted(bad):
+        print(f"{id:{width}}  {bad[id]}")
+    print(f"{len(tasks) - len(bad)} of {len(tasks)} tasks are good")
+    return 1 if bad else 0
+
+
 def main() -> int:
-    """Exit status: 0 done (and every verified task is good), 1 a bad task, 2 bad input."""
+    """Exit status: 0 done (and every verified task is good), 1 a bad task, 2 bad input, 3 the machine cannot grade."""
     parser = argparse.ArgumentParser(
         description="Harbor tasks: list, verify, pack, unpack.\n\n"
         "SOURCE is a directory of task directories, a parquet file, owner/name on the Hub, or\n"
@@ -281,9 +273,13 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("list", help="id, number of test files, first line of each instruction")
     command.add_argument("source")
-    command = commands.add_parser("verify", help="references must pass, empty solutions fail; exit 1 if not")
+    command = commands.add_parser("verify", help="references must pass, solutions that do nothing fail; exit 1 if not")
     command.add_argument("source")
     command.add_argument("--workers", type=int, default=2, help="runs at once (default 2)")
+    command.add_argument("--timeout", type=float, default=10.0, metavar="S", help="seconds of a run (default 10)")
+    command.add_argument("--memory-mb", type=int, default=512, metavar="M", help="MB of a run (default 512)")
+    command.add_argument("--isolation", choices=("auto", "none"), default="auto", help="as sandbox.isolation")
+    command.add_argument("--quarantine", metavar="FILE", help="write the bad tasks, for data.quarantine")
     command = commands.add_parser("pack", help="write one parquet file")
     command.add_argument("source")
     command.add_argument("out", help="parquet file")
@@ -293,9 +289,9 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         return _run(arguments)
-    except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: no isolation here
+    except (ValueError, OSError, RuntimeError) as error:
         print(f"tasks.py: {error}", file=sys.stderr)
-        return 2
+        return 3 if isinstance(error, RuntimeError) else 2
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from agent import open_sandbox, run_trials, usable_tasks
 from config import batch_plan, load_config, save_config, to_dict
 from evaluate import EVAL_STREAM, summarise
 from plan import print_plan
+from quarantine import leave_out
 from rollout import Sampler
 from sandbox import OUTCOMES
 from tasks import load_tasks
@@ -84,8 +85,8 @@ def train(config) -> int:
     prepare_run_dir(run_dir, config, accelerator, say)
     set_seed(t.seed)
 
-    tasks = load_tasks(config.data.train, config.data.limit)
-    eval_tasks = load_tasks(config.data.eval) if t.eval_interval > 0 else []
+    tasks = leave_out(load_tasks(config.data.train, config.data.limit), config.data.quarantine, say)
+    eval_tasks = leave_out(load_tasks(config.data.eval), config.data.quarantine, say) if t.eval_interval > 0 else []
     config = warmstart.resolve(config, accelerator)
     model, tokenizer = checkpoint.load_model(config.model)
     tasks = usable_tasks(tasks, tokenizer, config, say)

@@ -252,12 +252,13 @@ def test_two_ranks_sample_what_one_process_samples():
 def test_usable_tasks_leave_out_what_has_no_room_or_no_tests():
     tokenizer, lines = CharacterTokenizer(), []
     tasks = [FakeTask("short"), FakeTask("full", "x" * 400), FakeTask("also short"),
-             FakeTask("bare", files={"tests/test.sh": b""})]
+             FakeTask("bare", files={"tests/test.sh": b""}), FakeTask("broken", files={"tests/test_a.py": b"def"})]
     length = len(render(tasks[0], tokenizer, True))
     assert length == len(f"<user>{messages_for(tasks[0])[0]['content']}<assistant+>")
     config = settings(f"rollout.max_model_len={length + 1}")
     assert [task.id for task in usable_tasks(tasks, tokenizer, config, lines.append)] == ["short", "also short"]
-    assert len(lines) == 2 and "task full" in lines[0] and f"max_model_len {length + 1}" in lines[0]
+    assert len(lines) == 3 and "task full" in lines[0] and f"max_model_len {length + 1}" in lines[0]
     assert lines[1] == "task bare: skipped, it has no tests/test_*.py"
-    with pytest.raises(ValueError, match=f"no task is left of 4: no tests, or prompts that fill .* {length}"):
+    assert lines[2].startswith("task broken: skipped, its tests do not parse: tests/test_a.py: invalid syntax")
+    with pytest.raises(ValueError, match=f"no task is left of 5: no tests, or prompts that fill .* {length}"):
         usable_tasks(tasks, tokenizer, settings(f"rollout.max_model_len={length}"), lines.append)

@@ -751,27 +751,6 @@ def test_command_line(tmp_path):
 
 
 @pytest.mark.slow
-def test_verify_names_the_bad_tasks(tmp_path):
-    good = generate("mixed", "train", 6)
-    tests = good[0].files["tests/test_solution.py"]
-    wrong = {"tests/test_solution.py": tests, "solution/solution.py": b"def solve(x):\n    return None\n"}
-    vacuous = good[0].files | {"tests/test_solution.py": b"def test_0():\n    assert True\n"}
-    script = {"tests/test.sh": b"exit 0\n", "solution/solution.py": b"x = 1\n"}
-    bad = [Task("wrong", "Add.", wrong), Task("vacuous", "Add.", vacuous), Task("script", "Add.", script)]
-    assert tasks.verify(good) == {}
-    assert sorted(tasks.verify([*good[:2], *bad, *good[2:]], workers=2)) == ["script", "vacuous", "wrong"]
-    pack([*bad, *good], str(tmp_path / "bad.parquet"))
-    done = run("verify", str(tmp_path / "bad.parquet"))
-    assert done.returncode == 1
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["script", "vacuous", "wrong", "6"]
-    assert done.stdout.endswith("\n6 of 9 tasks are good\n")
-    done = run("verify", "generated:chains:heldout:3", "--workers", "1")
-    assert (done.returncode, done.stdout) == (0, "3 of 3 tasks are good\n")
-    done = run("verify", "generated:chains:heldout:3", "--workers", "0")
-    assert (done.returncode, done.stderr) == (2, "tasks.py: --workers is 0, must be 1 or more\n")
-
-
-@pytest.mark.slow
 def test_five_thousand_packed_tasks_load_fast_and_small(tmp_path):
     packed = str(tmp_path / "t.parquet")
     made = generate("mixed", "train", 500)

@@ -80,11 +80,11 @@ def verify(task: Task, sandbox: Sandbox) -> str:
     return ""
 
 
-def verify_all(tasks: list[Task], sandbox: Sandbox) -> dict[str, str]:
-    """{task id: reason} of the tasks that are not good, as many at once as the sandbox has workers."""
+def verify_all(tasks: list[Task], sandbox: Sandbox, workers: int) -> dict[str, str]:
+    """{task id: reason} of the tasks that are not good, `workers` at once."""
     faults = {task.id: fault for task in tasks if (fault := parse_fault(task))}
     rest = [task for task in tasks if task.id not in faults]
-    with (ThreadPoolExecutor(sandbox.workers) as pool,
+    with (ThreadPoolExecutor(workers) as pool,
           tqdm(total=len(tasks), initial=len(faults), desc="verify", unit="task") as bar):
         for task, reason in zip(rest, pool.map(lambda task: verify(task, sandbox), rest)):
             if reason:

@@ -250,7 +250,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--quarantine: {Path(out).parent}: no such directory")
     tasks = load_tasks(arguments.source)
     with Sandbox(arguments.workers, arguments.timeout, arguments.memory_mb, arguments.isolation) as sandbox:
-        bad = quarantine.verify_all(tasks, sandbox)
+        bad = quarantine.verify_all(tasks, sandbox, arguments.workers)
     if out:
         quarantine.write(bad, out)
     width = max(map(len, bad), default=0)

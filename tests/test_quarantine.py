@@ -76,8 +76,6 @@ def test_a_task_without_tests_is_bad(box):
 class FakeSandbox:
     """Gives the outcomes of a script, one a grade; the control task has its own."""
 
-    workers = 1
-
     def __init__(self, outcomes, control="passed"):
         self.outcomes, self.control = iter(outcomes.split()), control
         self.plans = {"t": SimpleNamespace(names=("add",))}
@@ -103,7 +101,7 @@ def test_every_repeat_counts(outcomes, reason):
 
 def test_a_machine_that_grades_nothing_is_not_the_tasks_fault():
     with pytest.raises(RuntimeError, match="^task t: no verdict, nor on any task: why infra$"):
-        quarantine.verify_all([task("t", ADD_TESTS, ADD)], FakeSandbox("passed infra", control="infra"))
+        quarantine.verify_all([task("t", ADD_TESTS, ADD)], FakeSandbox("passed infra", control="infra"), 1)
 
 
 @pytest.mark.parametrize("files, fault", [
@@ -121,7 +119,7 @@ def test_tests_that_do_not_parse(files, fault, recwarn):
 
 def test_verify_all_keeps_count_and_needs_no_sandbox_for_what_does_not_parse(capsys):
     tasks = [task("broken", "def test_a(:\n", ADD), task("t", ADD_TESTS, ADD)]
-    found = quarantine.verify_all(tasks, FakeSandbox("passed passed passed passed"))
+    found = quarantine.verify_all(tasks, FakeSandbox("passed passed passed passed"), 1)
     assert found["t"] == "an empty solution passes"
     assert found["broken"].startswith("its tests do not parse: tests/test_solution.py: ")
     assert found["broken"].endswith("(test_solution.py, line 1)")

@@ -11,14 +11,17 @@ values, so no object answers for itself. Exits, skips, kills, signals, hangs, fl
 memory, processes, files or descriptors cost it a test or the run. All that a run started or wrote is gone
 with the run, also when the trainer is killed.
 
-Not covered: kernel bugs (there is no seccomp or Landlock filter); timing side channels; reading what every
+Not covered: kernel bugs in what seccomp lets through; timing side channels; reading what every
 user of the machine may read below /usr and the interpreter; tests too weak to tell right from wrong; a
 solution that stores what one test taught it for the next. Tests are trusted to be no attack. Values that are
 no plain built-ins (classes, instances, generators, callables) fail the test that meets them; a task whose
-reference needs them, or whose tests patch the solution or capture what it prints, is infra. On the second
-rung, "user namespaces, network open" (see --check), the network is open. With isolation "none" there are two
-processes and resource limits, none on the number of processes, and all else is open: it is for machines that
-forbid namespaces, with code that means no harm.
+reference needs them, or whose tests patch the solution or capture what it prints, is infra. Which
+rung of the ladder a machine allows, --check says. On "mounts" there is no network namespace, and seccomp denies every
+socket. On "landlock" there is no namespace at all: a solution cannot fork, change file modes or use shared memory;
+it sees names and sizes of the host's files, not their content; files of a run fill the temporary folder without a
+common bound; started as root, its interpreter must be readable by uid 65534. With isolation "none" there are two
+processes and resource limits, none on the number of processes, and all else is open: it is for machines that forbid
+the rest, with code that means no harm.
 
     python sandbox.py --solution solution.py --tests tests/ --json
     python sandbox.py --check
@@ -35,15 +38,12 @@ from types import SimpleNamespace
 from typing import Self
 
 import sandbox_inside
+from sandbox_filter import landlock_abi
 from sandbox_judge import is_test_file
-from sandbox_pool import OUTPUT_BYTES, SETUP_S, Infra, Pool, Worker, make_job
+from sandbox_pool import OUTPUT_BYTES, Infra, Pool, make_job
+from sandbox_probe import LEVELS, climb
 
 OUTCOMES = ("passed", "failed", "error", "timeout", "oom", "infra")
-LEVELS = {
-    "network": "user namespaces, own empty network",
-    "mounts": "user namespaces, network open",
-    "none": "none: two processes with resource limits",
-}
 PACKAGES = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
 
 
@@ -81,8 +81,8 @@ class Sandbox:
 
     def __init__(self, workers: int = 2, timeout_s: float = 10.0, memory_mb: int = 512,
                  isolation: str = "auto", retries: int = 2, reward: str = "binary"):
-        if isolation not in ("auto", "none"):
-            raise ValueError(f'isolation must be "auto" or "none", not {isolation!r}')
+        if isolation not in ("auto", *LEVELS):
+            raise ValueError(f"isolation must be one of auto, {', '.join(LEVELS)}, not {isolation!r}")
         if reward not in ("binary", "pass_ratio"):
             raise ValueError(f'reward must be "binary" or "pass_ratio", not {reward!r}')
         if workers < 1 or timeout_s <= 0 or memory_mb < 64 or retries < 0:
@@ -94,7 +94,9 @@ class Sandbox:
         self.plans: dict[str, Plan] = {}
         self.plan_locks: dict[str, threading.Lock] = {}
         self.lock = threading.Lock()
-        self.pool = Pool(self.settings, workers, timeout_s, retries, self._first_worker(isolation))
+        first, self.level, self.found = climb(isolation, self.settings)
+        self.settings["level"] = self.level
+        self.pool = Pool(self.settings, workers, timeout_s, retries, first)
 
     def __enter__(self) -> Self:
         return self
@@ -175,28 +177,6 @@ class Sandbox:
     def _run(self, task, plan: Plan, files: dict[str, bytes], collect: bool) -> tuple[dict, str, float]:
         return self.pool.run(make_job(files, test_files(task), plan.runner, plan.names, collect))
 
-    def _first_worker(self, isolation: str) -> Worker:
-        """Go down the ladder to the first rung where a solution that looks around finds walls."""
-        reasons = []
-        for level in ("none",) if isolation == "none" else ("network", "mounts"):
-            self.level = self.settings["level"] = level
-            worker = Worker(self.settings)
-            try:
-                worker.start()
-                tests = f"from solution import look\ndef test_walls():\n    assert look({level!r}) == []\n"
-                files = {"solution.py": sandbox_inside.PROBE.encode()}
-                job = make_job(files, {"test_probe.py": tests.encode()})
-                report, _, _ = worker.run(job, SETUP_S)
-                found = report["error"] or report.get("message", "no answer")
-            except (Infra, OSError) as exc:
-                found = str(exc)
-            if not found:
-                return worker
-            worker.close()
-            reasons.append(f"{level}: {found}")
-        raise RuntimeError(f"this machine does not let code be isolated ({'; '.join(reasons)}); "
-                           '"isolation": "none" runs it with resource limits only')
-
 
 def test_files(task) -> dict[str, bytes]:
     return {name[6:]: data for name, data in task.files.items() if name.startswith("tests/")}
@@ -240,7 +220,7 @@ def main() -> int:
     parser.add_argument("--tests", type=Path, help="a test file or a directory of tests")
     parser.add_argument("--timeout", type=float, default=10.0, metavar="S", help="seconds (default 10)")
     parser.add_argument("--memory-mb", type=int, default=512, metavar="M", help="MB (default 512)")
-    parser.add_argument("--isolation", choices=("auto", "none"), default="auto")
+    parser.add_argument("--isolation", choices=("auto", *LEVELS), default="auto")
     parser.add_argument("--json", action="store_true", help="print one JSON line")
     args = parser.parse_args()
     if not args.check and not (args.solution and args.tests):
@@ -250,7 +230,9 @@ def main() -> int:
             task, code = read_tests(args.tests), args.solution.read_bytes()
         with Sandbox(1, args.timeout, args.memory_mb, args.isolation) as sandbox:
             if args.check:
-                print(LEVELS[sandbox.level])
+                print(f"{sandbox.level}: {LEVELS[sandbox.level]}; Landlock ABI {landlock_abi()}")
+                for what, done in sandbox.found.items():
+                    print(f"{'CAN' if done else 'cannot'} {what}")
                 return 0
             verdict = sandbox.grade(task, {"solution.py": code})
     except (ValueError, OSError, RuntimeError) as exc:

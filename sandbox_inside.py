@@ -8,9 +8,8 @@
 
 A zygote is a warm interpreter that never sees a byte of the tests or of a solution, so its forks inherit
 none. Each process of a run is pid 1 in its own user, mount, pid, ipc and uts namespaces: when it is killed,
-the kernel kills all below it.
-
-Left out: a seccomp filter and Landlock.
+the kernel kills all below it. Before its first untrusted byte the solution process puts on the filters of
+sandbox_filter.py. On the rung "landlock" there are no namespaces, only the filters.
 """
 import ctypes
 import gc
@@ -28,10 +27,13 @@ import tempfile
 import time
 import traceback
 
+from sandbox_filter import TRUNCATE_ABI, install_landlock, install_seccomp, landlock_abi, seccomp_program
 from sandbox_solution import solution_process
 from sandbox_wire import Wire, send_frame
 
 FOLDERS = {"solution": "app", "judge": "tests"}
+NAMESPACES = ("network", "mounts")  # the rungs that have them
+MORE_THREADS = 256  # of the user, where a run has no user namespace to count its own in
 NOBODY = 65534  # host uid of the sandbox when started as root: process limits do not bind uid 0
 PRELOAD = ("bisect", "collections", "dataclasses", "datetime", "decimal", "enum", "functools", "heapq",
            "itertools", "math", "random", "re", "string", "typing")  # what solutions import most
@@ -111,15 +113,30 @@ def wall_in_zygote(role: str, network: bool, paths: list[str]) -> None:
     if os.getuid() == 0:
         unshare(flags)
         build_root(role, paths)  # while still root, who alone reaches an interpreter below a 0700 home
-        os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
+        become_nobody()
         checked("prctl", libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))  # or its id maps cannot be written
     else:
         uid, gid = os.getuid(), os.getgid()
         unshare(CLONE_NEWUSER | flags)
         map_ids(uid, gid)
         build_root(role, paths)
+
+
+def become_nobody() -> None:
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+
+
+def check_landlock() -> None:
+    """What the rung "landlock" needs of the machine. OSError: it lacks something."""
+    if landlock_abi() < TRUNCATE_ABI:
+        raise OSError(f"Landlock ABI {landlock_abi()}, needed: {TRUNCATE_ABI}")
+    if os.getuid() == 0:
+        drop_bounding_set()
+        become_nobody()
+        if not os.access(os.__file__, os.R_OK):
+            raise OSError(f"started as root, and the interpreter in {sys.base_prefix} is out of reach for uid {NOBODY}")
 
 
 def build_root(role: str, paths: list[str]) -> None:
@@ -168,40 +185,56 @@ def wall_in_run(role: str, uid: int, gid: int, paths: list[str]) -> None:
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     write_proc("/proc/sys/user/max_user_namespaces", "0")
     socket.sethostname("sandbox")
+
+
+def drop_bounding_set() -> None:
     for capability in range(64):
-        if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+        if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:  # past the last, or no privilege to lose
             break
+
+
+def drop_privileges() -> None:
+    """All capabilities, for good."""
+    drop_bounding_set()
     header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     checked("capset", libc.capset(header, none))
     checked("prctl", libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
+def put_on_filters(settings: dict, folder: str) -> None:
+    """seccomp, and Landlock where the kernel has it, on the solution process."""
+    apart, abi = settings["level"] in NAMESPACES, landlock_abi()
+    readable = [path for path in settings["paths"] if path != "/proc" and (not apart or path.startswith("/dev/"))]
+    if abi:
+        install_landlock(abi, ["/", *readable] if apart else readable,
+                         [folder, "/tmp", "/dev/shm"] if apart else [folder])
+    own_pid = None if apart else os.getpid()
+    install_seccomp(seccomp_program(os.uname().machine, settings["level"] == "network", own_pid))
+    if not apart:
+        os.environ["TMPDIR"] = os.environ["HOME"] = tempfile.tempdir = folder
+
+
+def processes_of(uid: int) -> int:
+    """Processes and threads of a user, as RLIMIT_NPROC counts them."""
+    count = 0
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.stat(f"/proc/{pid}").st_uid == uid:
+                count += len(os.listdir(f"/proc/{pid}/task"))
+        except OSError:  # it just ended
+            continue
+    return count
+
+
 def set_limits(settings: dict) -> None:
     limits = {resource.RLIMIT_AS: settings["memory_mb"] << 20, resource.RLIMIT_CPU: settings["cpu_s"],
               resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 64 << 20, resource.RLIMIT_NOFILE: 256}
-    if settings["level"] != "none":  # without a user namespace it would count all the user's processes
+    if settings["level"] in NAMESPACES:
         limits[resource.RLIMIT_NPROC] = 64
+    elif settings["level"] == "landlock":
+        limits[resource.RLIMIT_NPROC] = processes_of(os.getuid()) + MORE_THREADS
     for limit, value in limits.items():
         resource.setrlimit(limit, (value, value))
-
-
-# What a solution must find; `look` names what it should not.
-PROBE = f"""
-import ctypes, os, socket
-def look(level):
-    if level == "none":
-        return []
-    found = [path for path in ("/tests", "/logs", {os.path.abspath(__file__)!r}) if os.path.exists(path)]
-    if os.getpid() != 1 or os.access("/", os.W_OK) or os.access("/usr", os.W_OK):
-        found.append("a shared process list or a writable root")
-    if "CapEff:\\t0000000000000000" not in open("/proc/self/status").read():
-        found.append("capabilities")
-    if ctypes.CDLL(None).unshare(0x10000000) == 0:
-        found.append("user namespaces")
-    if level == "network" and len(socket.if_nameindex()) > 1:
-        found.append("network interfaces")
-    return found
-"""
 
 
 # ---- zygote ----
@@ -211,7 +244,7 @@ def start_run(settings: dict, fds: list[int], folder: str) -> int:
     the supervisor's socket; folder: where the solution or the tests are written."""
     uid, gid = os.getuid(), os.getgid()
     flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS
-    child = fork_into(flags if settings["level"] != "none" else 0)
+    child = fork_into(flags if settings["level"] in NAMESPACES else 0)
     if child:
         return child
     try:
@@ -232,9 +265,13 @@ def start_run(settings: dict, fds: list[int], folder: str) -> int:
 def run_process(settings: dict, sockets: list[socket.socket], folder: str, uid: int, gid: int) -> None:
     role = settings["role"]
     try:
-        if settings["level"] != "none":
+        if settings["level"] in NAMESPACES:
             wall_in_run(role, uid, gid, settings["paths"])
         set_limits(settings)
+        if settings["level"] != "none":
+            drop_privileges()
+            if role == "solution":
+                put_on_filters(settings, folder)
     except OSError as exc:
         text = {"setup": f"{role}: {exc}"}
         if role == "judge":
@@ -261,15 +298,21 @@ def end_run(child: int, wait_s: float) -> bytes:
             break
         time.sleep(0.002)
     while True:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
-            for pid in file.read().split():
-                os.kill(int(pid), signal.SIGKILL)
+        for pid in children(os.getpid()):
+            os.kill(pid, signal.SIGKILL)
         try:
             os.waitpid(-1, 0)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         except ChildProcessError:
             break
     killed = status is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
     return b"ended killed" if killed else b"ended"
+
+
+def children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
 
 
 def tree_memory(pid: int, shared: int) -> int:
@@ -277,12 +320,11 @@ def tree_memory(pid: int, shared: int) -> int:
     try:
         with open(f"/proc/{pid}/statm") as file:
             _, resident, of_files, *_ = map(int, file.read().split())
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            children = file.read().split()
+        below = children(pid)
     except (OSError, ValueError):  # it just ended
         return 0
     own = max(0, (resident - of_files) * resource.getpagesize() - shared)
-    return own + sum(tree_memory(int(child), shared) for child in children)
+    return own + sum(tree_memory(child, shared) for child in below)
 
 
 def zygote(control: socket.socket, settings: dict) -> None:
@@ -298,7 +340,9 @@ def zygote(control: socket.socket, settings: dict) -> None:
         importlib.import_module(name)
     del sys.path[0]  # the modules of this project are not for solutions
     sys.argv, sys.dont_write_bytecode = ["solution.py"], True
-    if settings["level"] != "none":
+    if settings["level"] == "landlock":
+        check_landlock()
+    elif settings["level"] in NAMESPACES:
         wall_in_zygote(settings["role"], settings["level"] == "network", settings["paths"])
         os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
     gc.collect()
@@ -313,11 +357,13 @@ def zygote(control: socket.socket, settings: dict) -> None:
         except TimeoutError:
             if os.getppid() != supervisor:
                 break
-            if child and tree_memory(child, shared) > settings["memory_mb"] << 20:
-                os.kill(child, signal.SIGKILL)  # the limit on one process does not bind their sum
+            ours = children(os.getpid()) if child else []  # without a pid namespace orphans come here
+            if sum(tree_memory(pid, shared) for pid in ours) > settings["memory_mb"] << 20:
+                for pid in ours:
+                    os.kill(pid, signal.SIGKILL)  # the limit on one process does not bind their sum
             continue
         if message == b"run":
-            if settings["level"] == "none":
+            if settings["level"] not in NAMESPACES:
                 folder = tempfile.mkdtemp(prefix=f"sandbox-{FOLDERS[settings['role']]}-")
             try:
                 child = start_run(settings, fds, folder or "/" + FOLDERS[settings["role"]])

@@ -798,5 +798,8 @@ def test_command_line_mistakes(tmp_path):
 
 
 def test_check():
-    done = command("--check")
-    assert done.returncode == 0 and done.stdout.strip() in sandbox.LEVELS.values()
+    level, *tried = command("--check").stdout.splitlines()
+    assert level.partition(":")[0] in sandbox.LEVELS and len(tried) == 7
+    assert all(line.startswith("cannot ") for line in tried)
+    tried = command("--check", "--isolation", "none").stdout.splitlines()[1:]
+    assert len(tried) == 7 and all(line.startswith("CAN ") for line in tried)  # the canaries can tell

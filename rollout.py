@@ -1,17 +1,19 @@
 """The sampler: prompt ids in, sampled tokens and their logprobs out, on any transformers decoder.
 
-Continuous batching over a fixed number of slots. A prompt is prefilled once and its key-value cache is copied to the
-slot of each sample of its group; a sample leaves its slot when it ends and a waiting one takes the place; every decode
-step is one batched forward over the occupied slots. What is drawn at one position depends on one uniform number,
-a function of (key, position) alone, so the tokens do not depend on the slots, the order or the number of processes.
+Continuous batching over a fixed number of slots: a sample leaves its slot when it ends, a waiting one takes the place,
+and every decode step is one batched forward over the occupied slots. A row joins with all of its prompt cached but the
+last token, which its first decode step feeds. Keys and values that a slot holds already, of a sibling or of the turn
+before, are used again: the longest common prefix is copied, only the rest is forwarded. What is drawn at one position
+depends on one uniform number, a function of (key, position) alone, so the tokens do not depend on the slots, the order
+or the number of processes.
 
     sampler = Sampler(model, eos_ids={2}, config=config.rollout)
     completions = sampler.run([Request(prompt_ids, key=(seed, step, group, sample)), ...])
 
 Inside a coroutine, `await sampler.sample(request)` does the same while `sampler.drive()` runs (agent.py).
 
-Shapes: R occupied slots, L cached columns, V vocabulary.
-Leaves out: paged memory, chunked prefill, speculation, penalties; temperature, top-k and top-p are the whole policy.
+Shapes: S slots, R occupied ones, T tokens a row, L cached columns, V vocabulary, N max_new_tokens.
+Leaves out: paged memory, speculation, penalties, captured graphs; temperature, top-k and top-p are the whole policy.
 """
 
 import asyncio
@@ -23,7 +25,8 @@ import torch
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-GROW = 128  # columns added when the longest row outgrows the cache
+GROW = 128      # columns added when the longest row outgrows the cache
+PREFILL = 2048  # prompt tokens in one forward: more gains no speed and costs memory
 
 
 @dataclass(eq=False)
@@ -56,9 +59,8 @@ def uniforms(key, n) -> np.ndarray:
     return np.random.default_rng(key).random(n)
 
 
-def warp(logits, top_k, top_p) -> torch.Tensor:
+def warp(probs, top_k, top_p) -> torch.Tensor:
     """Probabilities (R, V) after top-k, then top-p, not renormalised: what is cut is 0. Off at -1 and 1.0."""
-    probs = logits.softmax(-1)
     if top_k < 0 and top_p >= 1:
         return probs
     ranked, order = probs.sort(dim=-1, descending=True, stable=True)
@@ -72,64 +74,131 @@ def warp(logits, top_k, top_p) -> torch.Tensor:
     return probs * torch.zeros_like(keep).scatter(-1, order, keep)
 
 
+def draw(logits, uniform, config) -> tuple[torch.Tensor, torch.Tensor]:
+    """logits (R, V), uniform (R,) in [0, 1) -> tokens (R,) and (R, 3): logprob, entropy, truncated mass of each."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / config.temperature
+    logprobs = logits.log_softmax(-1)
+    probs = logprobs.exp()
+    entropies = -(probs * logprobs).sum(-1)
+    cumulative = warp(probs, config.top_k, config.top_p).cumsum(-1, dtype=torch.float64)  # float32 drifts by 1e-5
+    total = cumulative[:, -1:]
+    # right=True: the first entry that exceeds the draw, which never has probability 0
+    tokens = torch.searchsorted(cumulative, uniform[:, None] * total, right=True)
+    off = config.top_k < 0 and config.top_p >= 1  # then the sum differs from 1 by rounding alone
+    cut = torch.zeros_like(total) if off else (1 - total).clamp(min=0)
+    return tokens[:, 0], torch.cat([logprobs.gather(-1, tokens), entropies[:, None], cut], 1)
+
+
 class _SlotLayer(DynamicLayer):
-    """Keys and values of one layer, (slots, heads, L, head_dim): row r writes at its own column `at[r]`."""
+    """Keys and values of one layer, (S, heads, L, head_dim), for the rows and columns that the cache names."""
 
     def __init__(self, cache):
         super().__init__()
         self.cache = cache
 
     def update(self, key_states, value_states, *_args, **_kwargs):
-        rows, at = self.cache.rows, self.cache.at
-        self.keys[rows, :, at] = key_states[:, :, 0]
-        self.values[rows, :, at] = value_states[:, :, 0]
-        n, longest = len(rows), self.cache.longest
-        return self.keys[:n, :, :longest], self.values[:n, :, :longest]
+        slots, at, longest = self.cache.slots, self.cache.at, self.cache.longest
+        self.keys, self.values = self.grown(self.keys, key_states), self.grown(self.values, value_states)
+        self.is_initialized = True
+        index = slots if isinstance(slots, torch.Tensor) else torch.arange(slots.stop, device=at.device)
+        self.keys[index[:, None], :, at] = key_states.transpose(1, 2)
+        self.values[index[:, None], :, at] = value_states.transpose(1, 2)
+        return self.keys[slots, :, :longest], self.values[slots, :, :longest]
 
-    def write(self, slot, keys, values):
-        """Put a prompt's (1, heads, length, head_dim) at the start of a slot, growing the columns if needed."""
-        length = keys.shape[2]
-        if not self.is_initialized:
-            shape = (self.cache.slots, keys.shape[1], 0, keys.shape[3])
-            self.keys, self.values, self.is_initialized = keys.new_zeros(shape), values.new_zeros(shape), True
-        self.reserve(length)
-        self.keys[slot, :, :length] = keys[0]
-        self.values[slot, :, :length] = values[0]
+    def grown(self, held, states):
+        columns = 0 if held is None else held.shape[2]
+        if columns >= self.cache.longest:
+            return held
+        wanted = min(-(-self.cache.longest // GROW) * GROW, self.cache.most_columns)
+        larger = states.new_zeros((self.cache.n_slots, states.shape[1], wanted, states.shape[3]))
+        if columns:
+            larger[:, :, :columns] = held
+        return larger
 
-    def reserve(self, length):
-        missing = length - self.keys.shape[2]
-        if missing > 0:
-            extra = -(-missing // GROW) * GROW
-            self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, extra))
-            self.values = torch.nn.functional.pad(self.values, (0, 0, 0, extra))
-
-    def move(self, source, target, length):
-        self.keys[target, :, :length] = self.keys[source, :, :length]
-        self.values[target, :, :length] = self.values[source, :, :length]
+    def copy(self, sources, targets, columns):
+        """The first columns of slots `sources` (k,) or (1,) to slots `targets` (k,)."""
+        self.keys[targets, :, :columns] = self.keys[sources, :, :columns]
+        self.values[targets, :, :columns] = self.values[sources, :, :columns]
 
 
 class _SlotCache(Cache):
-    """The layers, and for the coming decode step: the occupied rows, the column of each, the longest of all."""
+    """The layers, and for the coming forward: its slots, the column of each of its tokens, the columns it may see."""
 
-    def __init__(self, n_layers, slots):
-        self.slots, self.rows, self.at, self.longest = slots, None, None, 0
+    def __init__(self, n_layers, n_slots, most_columns):
+        self.n_slots, self.most_columns = n_slots, most_columns
         super().__init__(layers=[_SlotLayer(self) for _ in range(n_layers)])
 
-    def place(self, lengths):
-        """lengths (R,): tokens already cached in each occupied slot; the step writes one more to each."""
-        self.rows, self.at = torch.arange(len(lengths), device=lengths.device), lengths
-        self.longest = int(lengths.max()) + 1
+    def place(self, slots, at):
+        """slots: a slice from 0, or (R,) indices; at (R, T): where the tokens go."""
+        self.slots, self.at, self.longest = slots, at, int(at.max()) + 1
+
+    def copy(self, sources, targets, columns):
         for layer in self.layers:
-            layer.reserve(self.longest)
+            layer.copy(sources, targets, columns)
 
 
 @dataclass(eq=False)
 class _Row:
     request: Request
-    completion: Completion
-    uniforms: np.ndarray
-    limit: int           # tokens that may be sampled
-    future: asyncio.Future | None = None
+    limit: int  # tokens that may be sampled
+    future: asyncio.Future
+
+
+class _Slots:
+    """What the slots hold: rows on the host, their tokens and numbers on the device; slots 0..R-1 decode."""
+
+    def __init__(self, config, n_layers, device):
+        n, new = config.batch_slots, config.max_new_tokens
+        self.device = device
+        self.rows, self.taken = [None] * n, np.zeros(n, bool)
+        self.cache = _SlotCache(n_layers, n, config.max_model_len)
+        self.held = np.zeros((n, config.max_model_len), np.int64)  # tokens whose keys are in a slot's columns ...
+        self.n_held = np.zeros(n, np.int64)                        # ... so many, also after its row has ended
+        self.last, self.length, self.count, self.limit = (torch.zeros(n, dtype=torch.long, device=device)
+                                                          for _ in range(4))  # last token; cached, sampled, allowed
+        self.ids = torch.zeros(n, new, dtype=torch.long, device=device)
+        self.draws = torch.zeros(n, new, dtype=torch.float64, device=device)
+        self.scores = torch.zeros(n, new, 3, dtype=torch.float64, device=device)
+
+    def common(self, prompt) -> np.ndarray:
+        """(S,): tokens that the prompt, without its last, has in common with the start of what each slot holds."""
+        n = len(prompt) - 1
+        same = np.zeros((len(self.rows), n + 1), bool)
+        same[:, :n] = (self.held[:, :n] == prompt[:-1]) & (np.arange(n) < self.n_held[:, None])
+        return same.argmin(1)
+
+    def join(self, slot, row):
+        prompt, n = row.request.prompt_ids, len(row.request.prompt_ids) - 1
+        self.rows[slot], self.taken[slot] = row, True
+        self.held[slot, :n], self.n_held[slot] = prompt[:-1], n
+        self.last[slot], self.length[slot], self.count[slot], self.limit[slot] = prompt[-1], n, 0, row.limit
+        self.draws[slot, :row.limit] = torch.from_numpy(uniforms(row.request.key, row.limit))
+
+    def leave(self, slot, eos_ids, config):
+        """Read a row out, resolve its future and free the slot; its keys stay until another row overwrites them."""
+        row, n = self.rows[slot], int(self.count[slot])
+        ids = self.ids[slot, :n].tolist()
+        ended = "max_new_tokens" if row.limit == config.max_new_tokens else "max_model_len"
+        columns = self.scores[slot, :n].T.tolist()
+        self.rows[slot], self.taken[slot] = None, False
+        self.held[slot, self.n_held[slot]:self.n_held[slot] + n] = [row.request.prompt_ids[-1], *ids[:-1]]
+        self.n_held[slot] += n
+        if not row.future.cancelled():
+            row.future.set_result(Completion(ids, *columns, stopped_by="eos" if ids[-1] in eos_ids else ended))
+
+    def close_gaps(self):
+        """Move the last rows into the free slots before them."""
+        n = self.taken.sum()
+        targets, sources = np.flatnonzero(~self.taken[:n]), n + np.flatnonzero(self.taken[n:])
+        if not len(targets):
+            return
+        for target, source in zip(targets, sources, strict=True):
+            self.rows[target], self.rows[source] = self.rows[source], None
+        self.cache.copy(sources, targets, int(self.length[sources].max()))
+        for state in (self.taken, self.held, self.n_held, self.last, self.length, self.count, self.limit, self.ids,
+                      self.draws, self.scores):
+            state[targets] = state[sources]
+        self.taken[sources] = False
 
 
 class Sampler:
@@ -151,8 +220,7 @@ class Sampler:
             raise ValueError(f"rollout.max_model_len: {config.max_model_len} is more than the {positions} positions of "
                              f"{model.config.name_or_path!r}")
         self.model, self.eos_ids, self.config, self.stop = model, frozenset(eos_ids), config, stop
-        self.waiting, self.active = deque(), []
-        self.prefix = None  # (prompt_ids, cache, last logits) of the prompt prefilled last
+        self.waiting = deque()
 
     def run(self, requests: list[Request]) -> list[Completion]:
         """Completions in the order of the requests."""
@@ -170,8 +238,7 @@ class Sampler:
         if limit < 1 or not request.prompt_ids:
             raise ValueError(f"a prompt of {len(request.prompt_ids)} tokens leaves no room in "
                              f"max_model_len {self.config.max_model_len}")
-        row = _Row(request, Completion(), uniforms(request.key, limit), limit,
-                   asyncio.get_running_loop().create_future())
+        row = _Row(request, limit, asyncio.get_running_loop().create_future())
         self.waiting.append(row)
         return await row.future
 
@@ -179,91 +246,87 @@ class Sampler:
         """Decode until nothing waits and nothing is active, giving way to other coroutines at every step."""
         await asyncio.sleep(0)
         self.model.eval()
-        cache = _SlotCache(self.model.config.num_hidden_layers, self.config.batch_slots)
+        # made anew: the weights change between runs, so that no cached key may outlive one
+        slots = _Slots(self.config, self.model.config.num_hidden_layers, self.model.device)
         try:
-            while self.waiting or self.active:
+            while self.waiting or slots.taken.any():
                 if self.stop():
                     raise InterruptedError("sampling was interrupted")
-                self._step(cache)
+                for _ in self._admit(slots):
+                    await asyncio.sleep(0)
+                self._decode(slots)
                 await asyncio.sleep(0)
-        finally:  # the weights change before the next run: no row and no prefix may outlive this one
+        finally:
             self.waiting.clear()
-            self.active.clear()
-            self.prefix = None
 
     @torch.inference_mode()
-    def _step(self, cache):
-        joining = []
-        while self.waiting and len(self.active) + len(joining) < self.config.batch_slots:
+    def _admit(self, slots):
+        """Give waiting rows the free slots, with their prompts cached; yields after every forward."""
+        copies, after, unfinished = {}, {}, {}  # (source, columns): targets, before and after the forwards; slot: start
+        pending = np.zeros_like(slots.taken)
+        while self.waiting and not slots.taken.all():
             row = self.waiting.popleft()
-            joining.append((row, self._prefill(row, cache, slot=len(self.active) + len(joining))))
-        logits = [self._decode(cache)] if self.active else []
-        logits += [first for _, first in joining]
-        self.active += [row for row, _ in joining]
-        if logits:
-            self._choose(torch.cat(logits), cache)
+            last = len(row.request.prompt_ids) - 1
+            common = slots.common(row.request.prompt_ids)
+            common[pending & (common < last)] = 0  # not forwarded yet: of use to siblings, which need no forward
+            source = int((2 * common + ~slots.taken).argmax())
+            start = int(common[source])
+            slot = int(slots.taken.argmin()) if slots.taken[source] else source
+            if source != slot and start:
+                (after if pending[source] else copies).setdefault((source, start), []).append(slot)
+            if start < last:
+                unfinished[slot] = start
+            pending[slot] = start < last or pending[source]
+            slots.join(slot, row)
+        for pairs in (copies, after):
+            for (source, start), targets in pairs.items():
+                slots.cache.copy([source], targets, start)
+            if pairs is copies:
+                yield from self._prefill(slots, unfinished)
+        slots.close_gaps()
 
-    def _prefill(self, row, cache, slot) -> torch.Tensor:
-        """Copy the prompt's cache into a slot; the prompt itself is forwarded once for all that share it in a run."""
-        prompt_ids = row.request.prompt_ids
-        if self.prefix is None or self.prefix[0] != prompt_ids:
-            prompt_cache = DynamicCache(config=self.model.config)
-            ids = torch.tensor([prompt_ids], device=self.model.device)
-            logits = self.model(input_ids=ids, cache=prompt_cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-            self.prefix = (prompt_ids, prompt_cache, logits)
-        for layer, source in zip(cache.layers, self.prefix[1].layers, strict=True):
-            layer.write(slot, source.keys, source.values)
-        return self.prefix[2]
+    def _prefill(self, slots, unfinished):
+        """Forward the prompts of slots from their starts: short ones side by side, a long one alone, in chunks."""
+        device, unfinished = self.model.device, list(unfinished.items())
+        while unfinished:
+            k = 1
+            while k < len(unfinished) and (k + 1) * max(slots.n_held[slot] for slot, _ in unfinished[:k + 1]) <= PREFILL:
+                k += 1
+            batch, unfinished = unfinished[:k], unfinished[k:]
+            index = torch.tensor([slot for slot, _ in batch], device=device)
+            longest = max(slots.n_held[slot] - start for slot, start in batch)
+            for offset in range(0, longest, PREFILL // k):
+                width = min(PREFILL // k, longest - offset)
+                # what lies beyond a prompt goes to the column that its first decode step will overwrite
+                at = np.array([np.minimum(np.arange(start, start + width) + offset, slots.n_held[slot])
+                               for slot, start in batch])
+                ids = slots.held[[slot for slot, _ in batch]][np.arange(k)[:, None], at]
+                self._forward(slots.cache, index, torch.from_numpy(ids).to(device), torch.from_numpy(at).to(device))
+                yield
 
-    def _decode(self, cache) -> torch.Tensor:
-        """One more token for the active rows -> logits (R, V) at it."""
-        device = self.model.device
-        lengths = torch.tensor([len(row.request.prompt_ids) + len(row.completion.ids) - 1 for row in self.active],
-                               device=device)
-        cache.place(lengths)
-        ids = torch.tensor([[row.completion.ids[-1]] for row in self.active], device=device)
-        columns = torch.arange(cache.longest, device=device)
-        beyond = (columns[None] > lengths[:, None])[:, None, None]  # (R, 1, 1, L)
-        mask = torch.zeros(beyond.shape, dtype=self.model.dtype, device=device)
+    def _forward(self, cache, slots, ids, at) -> torch.Tensor:
+        """ids, at (R, T): tokens and their columns, which are their positions -> logits (R, V) at the last."""
+        cache.place(slots, at)
+        beyond = (torch.arange(cache.longest, device=at.device) > at[:, :, None])[:, None]  # (R, 1, T, L)
+        mask = torch.zeros(beyond.shape, dtype=self.model.dtype, device=at.device)
         mask.masked_fill_(beyond, torch.finfo(self.model.dtype).min)
-        return self.model(input_ids=ids, position_ids=lengths[:, None], attention_mask=mask, cache=cache,
-                          use_cache=True).logits[:, -1]
+        return self.model(input_ids=ids, position_ids=at, attention_mask=mask, cache=cache, use_cache=True,
+                          logits_to_keep=1).logits[:, -1]
 
-    def _choose(self, logits, cache):
-        """Draw one token for every active row and let go of the rows that end with it."""
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.config.temperature
-        logprobs = logits.log_softmax(-1)
-        entropies = -(logprobs.exp() * logprobs).sum(-1)
-        kept = warp(logits, self.config.top_k, self.config.top_p)
-        cumulative = kept.cumsum(-1, dtype=torch.float64)  # float32 drifts by 1e-5 over 150,000 entries
-        draws = torch.tensor([row.uniforms[len(row.completion.ids)] for row in self.active], device=logits.device)
-        # right=True: the first entry that exceeds the draw, which never has probability 0
-        tokens = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None], right=True)
-        chosen = logprobs.gather(-1, tokens)[:, 0]
-        off = self.config.top_k < 0 and self.config.top_p >= 1  # then the sum differs from 1 by rounding alone
-        cut = torch.zeros_like(entropies) if off else (1 - cumulative[:, -1]).clamp(min=0)
-        columns = (tokens[:, 0], chosen, entropies, cut)
-        for row, values in zip(self.active, zip(*(column.tolist() for column in columns))):
-            completion = row.completion
-            for series, value in zip((completion.ids, completion.logprobs, completion.entropies,
-                                      completion.truncated_mass), values):
-                series.append(value)
-            if completion.ids[-1] in self.eos_ids:
-                completion.stopped_by = "eos"
-            elif len(completion.ids) == row.limit:
-                completion.stopped_by = "max_new_tokens" if row.limit == self.config.max_new_tokens else "max_model_len"
-        self._release(cache)
-
-    def _release(self, cache):
-        """Finished rows give up their slots; the last rows move into the gaps, so that slots 0..R-1 stay occupied."""
-        for slot in reversed(range(len(self.active))):
-            row = self.active[slot]
-            if row.completion.stopped_by:
-                last = self.active.pop()
-                if last is not row:
-                    self.active[slot] = last
-                    length = len(last.request.prompt_ids) + len(last.completion.ids) - 1
-                    for layer in cache.layers:
-                        layer.move(len(self.active), slot, length)
-                if not row.future.cancelled():
-                    row.future.set_result(row.completion)
+    @torch.inference_mode()
+    def _decode(self, slots):
+        """One more token for every row; those that end with it leave."""
+        n = int(slots.taken.sum())
+        rows = torch.arange(n, device=self.model.device)
+        logits = self._forward(slots.cache, slice(0, n), slots.last[:n, None], slots.length[:n, None])
+        position = rows, slots.count[:n]
+        tokens, scores = draw(logits, slots.draws[position], self.config)
+        slots.ids[position], slots.scores[position] = tokens, scores.double()
+        slots.last[:n] = tokens
+        slots.length[:n] += 1
+        slots.count[:n] += 1
+        ended = slots.count[:n] == slots.limit[:n]
+        for eos in self.eos_ids:
+            ended |= tokens == eos
+        for slot in np.flatnonzero(ended.cpu()):
+            slots.leave(slot, self.eos_ids, self.config)

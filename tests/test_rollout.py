@@ -9,7 +9,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from config import load_config
-from rollout import Completion, Request, Sampler, _Row, uniforms, warp
+from rollout import Request, Sampler, draw, uniforms, warp
 
 BASE = str(Path(__file__).resolve().parent.parent / "rl_config.json")
 VOCABULARY, EOS = 19, (2, 5)
@@ -70,6 +70,14 @@ def assert_scores(model, request, completion, temperature, tolerance):
     np.testing.assert_allclose(completion.logprobs, expected, rtol=0, atol=tolerance)
     entropies = -(distribution.exp() * distribution).sum(-1)
     np.testing.assert_allclose(completion.entropies, entropies, rtol=0, atol=tolerance)
+
+
+def shapes_forwarded(model):
+    """A list that grows by the (rows, tokens) of every forward."""
+    shapes = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True)
+    return shapes
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2"])
@@ -184,17 +192,53 @@ def test_stop_interrupts_and_the_sampler_can_be_used_again():
 
 
 def test_a_prompt_is_forwarded_once_for_its_group():
-    model, forwarded = language_model(), []
-    model.register_forward_pre_hook(
-        lambda module, args, kwargs: forwarded.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True)
+    model = language_model()
+    forwarded = shapes_forwarded(model)
     sampler = Sampler(model, (), settings(batch_slots=3, max_new_tokens=4))
     sampler.run(requests([(3, 4, 6, 7), (8, 9), (9, 10, 11)], samples=4))
-    assert [shape for shape in forwarded if shape[1] > 1] == [(1, 4), (1, 2), (1, 3)]
-    # 12 rows of 4 tokens through 3 slots: 4 waves of one prefill token and 3 decode steps of 3 rows each
-    assert [shape for shape in forwarded if shape[1] == 1] == [(3, 1)] * 12
+    # 12 rows of 4 tokens through 3 slots: 4 waves; the last token of a prompt is fed by each row's first decode step
+    wave = [(3, 1)] * 4
+    assert forwarded == [(1, 3), *wave, (1, 1), *wave, (1, 2), *wave, *wave]
     forwarded.clear()
     sampler.run(requests([(9, 10, 11)], samples=1))
-    assert forwarded[0] == (1, 3)  # not kept from the run before: the weights may have changed
+    assert forwarded[0] == (1, 2)  # not kept from the run before: the weights may have changed
+
+
+def test_prompts_are_prefilled_side_by_side_and_long_ones_in_chunks():
+    model = language_model(max_position_embeddings=6000)
+    shapes, sizes = shapes_forwarded(model), (700, 600, 1, 300, 5000, 40)
+    asked = requests([np.random.default_rng(size).integers(6, VOCABULARY, size).tolist() for size in sizes], samples=2)
+    completions = Sampler(model, (), settings(max_model_len=5010, max_new_tokens=3, batch_slots=20)).run(asked)
+    # all prompts but their last tokens, at most 2,048 with the padding; siblings and the prompt of one token need none
+    assert shapes == [(2, 699), (1, 299), (1, 2048), (1, 2048), (1, 903), (1, 39)] + [(12, 1)] * 3
+    for request, completion in zip(asked, completions, strict=True):
+        assert_scores(model, request, completion, 0.8, 1e-10)
+
+
+def test_a_prompt_is_forwarded_from_where_it_leaves_what_a_slot_holds():
+    model, config = language_model(), settings(batch_slots=2, max_new_tokens=6)
+    shapes, sampler = shapes_forwarded(model), Sampler(model, (), config)
+
+    async def turns(sample):
+        first = Request([3, 4, 6, 7], (sample, 0))
+        second = Request([*first.prompt_ids, *(await sampler.sample(first)).ids, 8, 9, 10 + sample], (sample, 1))
+        return second, await sampler.sample(second)
+
+    async def together():
+        return await asyncio.gather(sampler.drive(), turns(0), turns(1))
+
+    found = asyncio.run(together())[1:]
+    # the last token that was sampled is not cached; with 8 and 9 there are three before the last of the prompt
+    assert shapes == [(1, 3)] + [(2, 1)] * 6 + [(2, 3)] + [(2, 1)] * 6
+    for second, completion in found:
+        assert_scores(model, second, completion, 0.8, 1e-12)
+    shapes.clear()
+    asked = [Request(prompt, (i,)) for i, prompt in enumerate([[3, 4, 6, 7], [3, 4, 6, 8, 9, 9], [3, 4, 8, 8]])]
+    completions = sampler.run(asked)
+    # two join at once, so neither can use the other; the third has two tokens in common with both
+    assert shapes == [(2, 5)] + [(2, 1)] * 6 + [(1, 1)] + [(1, 1)] * 6
+    for request, completion in zip(asked, completions, strict=True):
+        assert_scores(model, request, completion, 0.8, 1e-12)
 
 
 def test_finished_rows_are_decoded_no_further():
@@ -207,8 +251,8 @@ def test_finished_rows_are_decoded_no_further():
     model.register_forward_pre_hook(count, with_kwargs=True)
     completions = Sampler(model, EOS, settings(batch_slots=5)).run(requests([(3, 4, 6, 7)], samples=20))
     assert len({len(completion.ids) for completion in completions}) > 3
-    # four prompt tokens once, then one position for every token but the first of each row
-    assert forwarded == 4 + sum(len(completion.ids) - 1 for completion in completions)
+    # three prompt tokens once; then one position for every sampled token: the one before it
+    assert forwarded == 3 + sum(len(completion.ids) for completion in completions)
 
 
 def test_a_coroutine_may_ask_again_while_the_sampler_drives():
@@ -246,8 +290,8 @@ def test_a_model_with_sliding_window_attention_is_refused():
 def test_top_k_and_top_p_by_hand(top_k, top_p, kept):
     expected = np.array([p if i in kept else 0 for i, p in enumerate(FIVE)])
     order = np.array([3, 0, 4, 2, 1])  # the cut is by rank, wherever the tokens stand
-    logits = torch.tensor(np.array([FIVE, np.array(FIVE)[order]])).log()
-    np.testing.assert_allclose(warp(logits, top_k, top_p), [expected, expected[order]], rtol=1e-12)
+    probs = torch.tensor(np.array([FIVE, np.array(FIVE)[order]]))
+    np.testing.assert_allclose(warp(probs, top_k, top_p), [expected, expected[order]], rtol=1e-12)
     completions = Sampler(fixed_distribution(FIVE), (), settings(top_k=top_k, top_p=top_p, temperature=1)).run(
         requests([(1, 2), (3,)], samples=6))
     cut_off = [completion.truncated_mass for completion in completions]
@@ -258,17 +302,17 @@ def test_top_k_and_top_p_by_hand(top_k, top_p, kept):
 
 
 def test_equal_probabilities_are_cut_by_index():
-    assert (warp(torch.zeros(1, 4), 2, 1.0) > 0).tolist() == [[True, True, False, False]]
+    assert (warp(torch.full((1, 4), 0.25), 2, 1.0) > 0).tolist() == [[True, True, False, False]]
 
 
-@pytest.mark.parametrize("draw, token", [(0.0, 1), (0.2499, 1), (0.2501, 3), (np.nextafter(1, 0), 3)])
-def test_the_draw_picks_from_the_cumulative_distribution(draw, token):
-    sampler = Sampler(language_model(), (), settings(temperature=1))
-    row = _Row(Request([3], (0,)), Completion(), np.array([draw, 0.5]), 2)
-    sampler.active = [row]
+@pytest.mark.parametrize("uniform, token", [(0.0, 1), (0.2499, 1), (0.2501, 3), (np.nextafter(1, 0), 3)])
+def test_the_draw_picks_from_the_cumulative_distribution(uniform, token):
+    # probabilities of exactly 0 at both ends and in the middle
     logits = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]], dtype=torch.float64).log().clamp(min=-1e4)
-    sampler._choose(logits, None)  # probabilities of exactly 0 at both ends and in the middle
-    assert row.completion.ids == [token]
+    tokens, scores = draw(logits, torch.tensor([uniform], dtype=torch.float64), settings(temperature=1))
+    assert tokens.tolist() == [token]
+    entropy = -(0.25 * np.log(0.25) + 0.75 * np.log(0.75))
+    np.testing.assert_allclose(scores, [[np.log([0.25, 0.75])[token // 2], entropy, 0]], rtol=1e-12)
 
 
 def test_draws_follow_the_softmax():

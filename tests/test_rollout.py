@@ -51,11 +51,11 @@ def requests(prompts=((3, 4, 6, 7), (8,), (9, 10, 11, 12, 13, 14, 15)), samples=
 
 def own_loop(model, request, config):
     """The same policy with a full forward a token and numpy for the draw."""
-    ids, draws = list(request.prompt_ids), uniforms(request.key, config.max_new_tokens)
-    for draw in draws:
+    ids, numbers = list(request.prompt_ids), uniforms(request.key, config.max_new_tokens)
+    for number in numbers:
         with torch.no_grad():
             probs = (model(input_ids=torch.tensor([ids])).logits[0, -1].double() / config.temperature).softmax(-1)
-        ids.append(int(np.flatnonzero(probs.numpy().cumsum() > draw)[0]))
+        ids.append(int(np.flatnonzero(probs.numpy().cumsum() > number)[0]))
         if ids[-1] in EOS:
             break
     return ids[len(request.prompt_ids):]

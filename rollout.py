@@ -290,7 +290,7 @@ class Sampler:
         device, unfinished = self.model.device, list(unfinished.items())
         while unfinished:
             k = 1
-            while k < len(unfinished) and (k + 1) * max(slots.n_held[slot] for slot, _ in unfinished[:k + 1]) <= PREFILL:
+            while k < len(unfinished) and (k + 1) * slots.n_held[[s for s, _ in unfinished[:k + 1]]].max() <= PREFILL:
                 k += 1
             batch, unfinished = unfinished[:k], unfinished[k:]
             index = torch.tensor([slot for slot, _ in batch], device=device)

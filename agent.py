@@ -4,13 +4,14 @@ The reply may think first (text up to `</think>` is never looked at); its last f
 Trials run as coroutines: each awaits the sampler, then the sandbox, so that grading goes on while others are sampled.
 
 Who is to blame decides what a trial is worth. An infrastructure failure is excluded: it has no reward, no gradient
-and no place in the baseline. Everything else is the policy's doing. Three endings carry the name that the published
+and no place in the baseline. Everything else is the policy's doing. Some endings carry the name that the published
 run gives them, and its lists say how they are treated (`sandbox.passthrough`, `mask`, `zero`; unlisted is zero):
 
     verdict timeout                VerifierTimeoutError
     verdict oom                    VerifierRuntimeError
     reply cut at max_new_tokens    OutputLengthExceededError
     context cut at max_model_len   ContextLengthExceededError
+    test.sh, no reward             RewardFileNotFoundError, RewardFileEmptyError, VerifierOutputParseError
 
     passthrough   trained with the reward that the tests gave
     mask          excluded, as if infrastructure had failed
@@ -27,8 +28,7 @@ from dataclasses import dataclass, field
 
 from quarantine import parse_fault
 from rollout import Request
-from sandbox import Sandbox, test_files
-from sandbox_judge import is_test_file
+from sandbox import Sandbox, gradable
 
 REQUEST = "Put the complete solution in one Python code block."
 FENCED = re.compile(r"^```([^\n`]*)\n(.*?)^```[ \t\r]*$", re.MULTILINE | re.DOTALL)
@@ -101,8 +101,8 @@ def usable_tasks(tasks, tokenizer, config, report) -> list:
         if length >= limit:
             report(f"task {task.id}: skipped, its prompt of {length} tokens leaves no room in rollout.max_model_len "
                    f"{limit}")
-        elif not any(is_test_file(name) for name in test_files(task)):
-            report(f"task {task.id}: skipped, it has no tests/test_*.py")
+        elif not gradable(task):
+            report(f"task {task.id}: skipped, it has no tests/test_*.py and no tests/test.sh")
         elif fault := parse_fault(task):
             report(f"task {task.id}: skipped, {fault}")
         else:
@@ -146,11 +146,13 @@ async def _trial(task, prompt_ids, group, sample, seed, sampler, sandbox, tokeni
     code = solution_of(reply, thinking=tokenizer.decode(prompt_ids).rstrip().endswith("<think>"))
     if code is None:
         outcome, reward, tests, output = "error", 0.0, {}, "the reply has no closed Python code block"
+        ending = ""
     else:
         loop = asyncio.get_running_loop()
         verdict = await loop.run_in_executor(graders, sandbox.grade, task, {"solution.py": code})
         outcome, reward, tests, output = verdict.outcome, verdict.reward, verdict.tests, verdict.output
-    ending = ending_of(outcome, completion.stopped_by)
+        ending = verdict.ending
+    ending = ending or ending_of(outcome, completion.stopped_by)
     reward, excluded, trained = treatment(outcome, ending, reward, config.sandbox)
     if config.algorithm.mask_truncated and completion.truncated:
         trained = False

@@ -73,7 +73,7 @@ class SandboxConfig:
     memory_mb: From64  # MiB of one run
     isolation: Literal["auto", "none"]  # auto: the best this machine allows, or refuse; none: limits only
     retries: From0  # further attempts after an infrastructure failure
-    reward: Literal["binary", "pass_ratio"]  # 1 if every test passes, or the share that passes
+    reward: Literal["binary", "pass_ratio"]  # 1 if every test passes, or the share that passes; a test.sh says it
     mask: Names  # exceptions that take a trial out of its group: no gradient, not in the baseline
     zero: Names  # exceptions scored 0 and kept in the baseline, as is every exception that no list names
     passthrough: Names  # exceptions after which the verifier's reward counts all the same

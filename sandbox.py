@@ -4,6 +4,7 @@ Three parties. This file is the supervisor: it stands outside, holds the only cl
 For each run, one warm interpreter forks a judge, which holds the tests and reports, and another forks the
 solution process, which holds the solution and nothing else. sandbox_inside.py builds the walls around both,
 sandbox_judge.py runs the tests, sandbox_solution.py answers them, sandbox_wire.py is what passes between them.
+sandbox_verifier.py is for tasks whose test is a script, test.sh.
 
 Covered: a solution cannot read or change the tests, the judge, the result, other runs, the host's files or
 the trainer's environment; it has no network, not even loopback; what it returns is judged as plain built-in
@@ -42,6 +43,7 @@ from sandbox_filter import landlock_abi
 from sandbox_judge import is_test_file
 from sandbox_pool import OUTPUT_BYTES, Infra, Pool, make_job
 from sandbox_probe import LEVELS, climb
+from sandbox_verifier import TEST, scored, stub_sources
 
 OUTCOMES = ("passed", "failed", "error", "timeout", "oom", "infra")
 PACKAGES = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
@@ -57,12 +59,13 @@ class Verdict:
     seconds: float  # wall time after set-up
     output: str  # tail of what solution and tests printed, then the first failure; at most 4 kB
     tests: dict[str, str]  # test id -> passed, failed, error, missing
+    ending: str = ""  # without a readable reward from a verifier, the name that Harbor gives it
 
 
 @dataclass(frozen=True)
 class Plan:
     """How to grade a task, as the reference's run told it."""
-    runner: str  # "own" or "pytest"
+    runner: str  # "own", "pytest" or "verifier"
     names: tuple[str, ...] | None = None  # what `from solution import *` brings
     expected: tuple[tuple[str, str], ...] = ()  # test ids with their outcomes
     fault: str = ""  # why the task cannot be graded
@@ -77,7 +80,8 @@ def readable(text: str) -> str:
 
 class Sandbox:
     """Grades solutions, at most `workers` at once. `isolation`: "auto" (the best that this machine allows, or
-    RuntimeError) or "none". `reward`: "binary" or "pass_ratio" (on failed, the share of passed tests)."""
+    RuntimeError) or "none". `reward`: "binary" or "pass_ratio" (on failed, the share of passed tests); what a
+    test.sh gives counts as it is."""
 
     def __init__(self, workers: int = 2, timeout_s: float = 10.0, memory_mb: int = 512,
                  isolation: str = "auto", retries: int = 2, reward: str = "binary"):
@@ -130,10 +134,14 @@ class Sandbox:
             return self.plans[task.id]
 
     def _make_plan(self, task) -> Plan:
-        if not any(is_test_file(name) for name in test_files(task)):
-            raise ValueError(f"task {task.id}: no tests (tests/test_*.py)")
-        solution = reference(task)
-        for runner in ("own", "pytest"):
+        if not gradable(task):
+            raise ValueError(f"task {task.id}: no tests (tests/test_*.py or {TEST})")
+        solution, verifier = reference(task), not any(map(is_test_file, test_files(task)))
+        if verifier and self.level not in sandbox_inside.NAMESPACES:
+            return Plan("verifier", fault=f"task {task.id}: {TEST} needs namespaces, isolation is {self.level}")
+        if verifier and not solution:
+            return Plan("verifier", expected=((TEST, "passed"),))
+        for runner in ("verifier",) if verifier else ("own", "pytest"):
             report, _, _ = self._run(task, Plan(runner), solution or {"solution.py": b""}, not solution)
             if not report.get("unsupported"):
                 break
@@ -169,13 +177,23 @@ class Sandbox:
             outcome = "failed"
             message = report["message"] or f"tests that are not the reference's: {', '.join(extra)}"
         reward = float(outcome == "passed")
-        if outcome == "failed" and self.reward == "pass_ratio" and not extra:
+        if outcome == "failed" and "score" in report:
+            reward = report["score"]
+        elif outcome == "failed" and self.reward == "pass_ratio" and not extra:
             reward = passed / len(tests)
         output += "\n" * (output != "" and message != "" and not output.endswith("\n"))
-        return Verdict(outcome, reward, passed, len(tests), seconds, readable(output + message), tests)
+        return Verdict(outcome, reward, passed, len(tests), seconds, readable(output + message), tests,
+                       report.get("ending", ""))
 
     def _run(self, task, plan: Plan, files: dict[str, bytes], collect: bool) -> tuple[dict, str, float]:
-        return self.pool.run(make_job(files, test_files(task), plan.runner, plan.names, collect))
+        verifier = plan.runner == "verifier"
+        job = make_job(files, test_files(task), plan.runner, plan.names, collect, stub_sources() if verifier else None)
+        report, output, seconds = self.pool.run(job)
+        return scored(report) if verifier else report, output, seconds
+
+
+def gradable(task) -> bool:
+    return TEST in task.files or any(map(is_test_file, test_files(task)))
 
 
 def test_files(task) -> dict[str, bytes]:
@@ -239,7 +257,8 @@ def main() -> int:
         print(f"sandbox.py: {exc}", file=sys.stderr)
         return 3 if isinstance(exc, RuntimeError) else 2
     if args.json:
-        print(json.dumps({name: value for name, value in asdict(verdict).items() if name != "tests"}))
+        print(json.dumps({name: value for name, value in asdict(verdict).items()
+                          if name not in ("tests", "ending")}))
     else:
         print(f"{verdict.outcome}: {verdict.passed} of {verdict.total} tests in {verdict.seconds:.2f} s",
               verdict.output, sep="\n")

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 
+from sandbox_verifier import serve
 from sandbox_wire import Unplain, Wire, describe, write_files
 
 
@@ -15,7 +16,10 @@ def solution_process(sock: socket.socket, folder: str) -> None:
     sys.path.insert(0, folder)
     wire, me = Wire(sock, parity=1), os.getpid()
     wire.send({"ready": True})
-    _, files = wire.recv()
+    request, files = wire.recv()
+    if "serve" in request:
+        write_files(folder, files)
+        serve(sock, folder, solution_process)
     try:
         write_files(folder, files)
         module = importlib.import_module("solution")

@@ -125,14 +125,14 @@ class ScriptedSampler:
 
 @dataclass
 class ScriptedSandbox:
-    """The solution names its verdict: `outcome reward`."""
+    """The solution names its verdict: `outcome reward` and perhaps an ending."""
     graded: list = field(default_factory=list)
 
     def grade(self, task, files):
-        outcome, reward = files["solution.py"].split()
+        outcome, reward, *ending = files["solution.py"].split()
         self.graded.append((task.id, outcome))
         return SimpleNamespace(outcome=outcome, reward=None if outcome == "infra" else float(reward),
-                               tests={"test_x": outcome}, output=f"said {outcome}")
+                               ending="".join(ending), tests={"test_x": outcome}, output=f"said {outcome}")
 
 
 def code(verdict):
@@ -175,6 +175,8 @@ def test_trials_hold_what_happened():
     (code("oom 0.5"), "eos", ("oom", "VerifierRuntimeError", 0.5, False, 1)),
     (code("infra 0"), "eos", ("infra", "", None, True, 0)),
     (code("error 0"), "eos", ("error", "", 0.0, False, 1)),
+    (code("error 0 RewardFileEmptyError"), "eos", ("error", "RewardFileEmptyError", None, True, 0)),
+    (code("error 0 VerifierOutputParseError"), "eos", ("error", "VerifierOutputParseError", 0.0, False, 0)),
 ])
 def test_the_lists_of_the_config_decide(reply, stopped_by, expected):
     config = settings('sandbox.passthrough=["VerifierRuntimeError"]')
@@ -252,13 +254,15 @@ def test_two_ranks_sample_what_one_process_samples():
 def test_usable_tasks_leave_out_what_has_no_room_or_no_tests():
     tokenizer, lines = CharacterTokenizer(), []
     tasks = [FakeTask("short"), FakeTask("full", "x" * 400), FakeTask("also short"),
-             FakeTask("bare", files={"tests/test.sh": b""}), FakeTask("broken", files={"tests/test_a.py": b"def"})]
+             FakeTask("bare", files={"tests/data.txt": b""}), FakeTask("script", files={"tests/test.sh": b""}),
+             FakeTask("broken", files={"tests/test_a.py": b"def"})]
     length = len(render(tasks[0], tokenizer, True))
     assert length == len(f"<user>{messages_for(tasks[0])[0]['content']}<assistant+>")
     config = settings(f"rollout.max_model_len={length + 1}")
-    assert [task.id for task in usable_tasks(tasks, tokenizer, config, lines.append)] == ["short", "also short"]
+    usable = usable_tasks(tasks, tokenizer, config, lines.append)
+    assert [task.id for task in usable] == ["short", "also short", "script"]
     assert len(lines) == 3 and "task full" in lines[0] and f"max_model_len {length + 1}" in lines[0]
-    assert lines[1] == "task bare: skipped, it has no tests/test_*.py"
+    assert lines[1] == "task bare: skipped, it has no tests/test_*.py and no tests/test.sh"
     assert lines[2].startswith("task broken: skipped, its tests do not parse: tests/test_a.py: invalid syntax")
-    with pytest.raises(ValueError, match=f"no task is left of 5: no tests, or prompts that fill .* {length}"):
+    with pytest.raises(ValueError, match=f"no task is left of 6: no tests, or prompts that fill .* {length}"):
         usable_tasks(tasks, tokenizer, settings(f"rollout.max_model_len={length}"), lines.append)

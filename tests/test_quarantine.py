@@ -70,7 +70,7 @@ def test_a_bad_task_has_its_reason(box, tests, reference, reason):
 
 def test_a_task_without_tests_is_bad(box):
     bare = Task("bare", "Add.", {"tests/data.txt": b"", "solution/solution.py": b"x = 1\n"})
-    assert quarantine.verify(bare, box) == "no tests (tests/test_*.py)"
+    assert quarantine.verify(bare, box) == "no tests (tests/test_*.py or tests/test.sh)"
 
 
 class FakeSandbox:

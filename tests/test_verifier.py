@@ -176,7 +176,7 @@ def test_pytest_by_hand(box):
 def test_what_script_and_solution_see_of_each_other(box):
     script = "cd /app\npython -c 'import solution; assert solution.look() == []' && " \
              "! grep -rq secret_word /app /tmp /dev/shm && echo 1 > /logs/verifier/reward.txt\n"
-    code = "import os\nsecret_word = 1\ndef look():\n" \
+    code = "import os\n# secret_word\ndef look():\n" \
            "    return [path for path in ('/tests', '/logs', '/dev/shm/stub') if os.path.exists(path)]\n"
     verdict = grade(box, script, code, code)
     assert verdict.outcome == "passed", verdict

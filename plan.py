@@ -13,8 +13,9 @@ T = max(micro_batch_tokens, M) tokens of a micro-batch, as a longer row is one o
               sampler replica    bN, whole; none where a float32 sampler is the module that trains
     sample    key-value cache    batch_slots M C: the worst case, every slot full
               cache growth       one layer's keys, copied when columns are added: cache / 2B
-              prompt caches      2 M C: of the last prompt, and of the next while it is made
-              prefill            M b (3 max(I, A) + 4H): inside one block, without gradients
+              prefill            P = rollout.PREFILL tokens at once: P b (3 max(I, A) + 4H) inside one block; its mask
+                                 P M (b + 1); the keys and values seen, W = max(P, M) tokens of one layer, gathered
+                                 and repeated for every head: 2 W b head_dim (kv_heads + heads)
               sampler logits     batch_slots V 41, or 24 without top-k and top-p
     forward   activations        B blocks (`block_bytes`, or 4 T H if checkpointed) + 8 T H of the last norm
               autocast copies    2 (B N_b + V H), the weights in bfloat16; none when sharded
@@ -41,6 +42,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 import warmstart
 from config import Config, batch_plan, to_dict
 from quarantine import leave_out
+from rollout import PREFILL
 from tasks import load_tasks
 
 GB = 10**9
@@ -100,6 +102,9 @@ def memory_plan(config: Config, processes: int, device_gb: float | None,
     slot = longest * layers * 2 * shape["num_key_value_heads"] * shape["head_dim"] * size
     logit = vocab * (24 if rollout.top_k < 0 and rollout.top_p >= 1 else 41)
     wide = max(inner, shape["num_attention_heads"] * shape["head_dim"])
+    heads = shape["num_key_value_heads"] + shape["num_attention_heads"]
+    prefill = (PREFILL * size * (3 * wide + 4 * hidden) + PREFILL * longest * (size + 1)
+               + 2 * max(PREFILL, longest) * size * shape["head_dim"] * heads)
     recompute, both = model.gradient_checkpointing, "forward backward"
     outside = whole - layers * block  # embedding, last norm and head
     reference = (4 * share + sharded * size * outside) if config.algorithm.kl_loss_coef > 0 else 0
@@ -112,8 +117,7 @@ def memory_plan(config: Config, processes: int, device_gb: float | None,
         ("sampler replica", size * whole if low or sharded else 0, "all"),
         ("key-value cache", rollout.batch_slots * slot, "sample"),
         ("cache growth", rollout.batch_slots * slot // (2 * layers), "sample"),
-        ("prompt caches", 2 * slot, "sample"),
-        ("prefill", longest * size * (3 * wide + 4 * hidden), "sample"),
+        ("prefill", prefill, "sample"),
         ("sampler logits", rollout.batch_slots * logit, "sample"),
         ("activations", 8 * tokens * hidden + layers * (4 * tokens * hidden if recompute else saved), both),
         ("autocast copies", 2 * (layers * block + vocab * hidden) if low and not sharded else 0,

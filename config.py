@@ -29,6 +29,7 @@ TopK = Annotated[int, "-1 or an integer >= 1", lambda x: type(x) is int and (x =
 NotNegative = Annotated[float, "a number >= 0", lambda x: type(x) in NUMBER and 0 <= x <= LARGEST, float]
 Positive = Annotated[float, "a number > 0", lambda x: type(x) in NUMBER and 0 < x <= LARGEST, float]
 TopP = Annotated[float, "a number > 0 and <= 1", lambda x: type(x) in NUMBER and 0 < x <= 1, float]
+Share = Annotated[float, "a number >= 0 and <= 1", lambda x: type(x) in NUMBER and 0 <= x <= 1, float]
 Below1 = Annotated[float, "a number >= 0 and < 1", lambda x: type(x) in NUMBER and 0 <= x < 1, float]
 Above1OrNull = Annotated[float | None, "a number > 1 or null", lambda x: x is None or type(x) in NUMBER
                          and 1 < x <= LARGEST, lambda x: x and float(x)]
@@ -73,6 +74,7 @@ class SandboxConfig:
     memory_mb: From64  # MiB of one run
     isolation: Literal["auto", "none"]  # auto: the best this machine allows, or refuse; none: limits only
     retries: From0  # further attempts after an infrastructure failure
+    max_infra_share: Share  # of a step's trials without a verdict; with more the run ends
     reward: Literal["binary", "pass_ratio"]  # 1 if every test passes, or the share that passes; a test.sh says it
     mask: Names  # exceptions that take a trial out of its group: no gradient, not in the baseline
     zero: Names  # exceptions scored 0 and kept in the baseline, as is every exception that no list names

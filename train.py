@@ -131,7 +131,7 @@ def train(config) -> int:
                 chosen = tasks_of_step(tasks, step, t.train_batch_size, t.seed)
                 trials = sample(step, TRAIN_STREAM, chosen, config.rollout.n_samples_per_prompt, f"step {step}: sample")
                 sampled = time.perf_counter()
-                report_lost(trials, step, say)
+                report_lost(trials, step, config.sandbox.max_infra_share, say)
                 with interrupt.deferred():
                     set_advantages(trials, config.algorithm)
                     metrics = {"step": step} | rollout_metrics(trials)
@@ -154,11 +154,14 @@ def train(config) -> int:
                         checkpoint.save(run_dir, step, policy, optimizer, accelerator, t.keep_checkpoints)
                     if accelerator.is_main_process and (due(step, t.hf_save_interval) or last):
                         checkpoint.export(run_dir, step, sampling_model, tokenizer)
-        except InterruptedError:
+        except (InterruptedError, SandboxFails) as error:
             step -= 1  # the step under way is lost; the weights are those of the one before it
             if step > start:
                 checkpoint.save(run_dir, step, policy, optimizer, accelerator, t.keep_checkpoints)
-            say(f"interrupted: {run_dir} holds {max(step, start)} steps; the same command goes on from there")
+            say(f"{str(error) or 'interrupted'}: {run_dir} holds {max(step, start)} steps; "
+                "the same command goes on from there")
+            if isinstance(error, SandboxFails):
+                return 1
             return 128 + (interrupt.signal or signal.SIGTERM)  # on this rank, or on another
         except ValueError as error:  # no input of the user's is read in the loop: a crash, with its traceback
             raise RuntimeError(f"step {step} failed") from error
@@ -224,10 +227,17 @@ def sample_step(tasks, samples, key, label, accelerator, sampler, sandbox, token
     return sorted(trials, key=lambda trial: (trial.group, trial.sample))
 
 
-def report_lost(trials, step, say):
+class SandboxFails(Exception):
+    """More trials of a step than sandbox.max_infra_share have no verdict; the same on all ranks."""
+
+
+def report_lost(trials, step, max_share, say):
     lost = [trial for trial in trials if trial.outcome == "infra"]
     if lost:
         say(f"step {step}: {len(lost)} trials have no verdict and are excluded; task {lost[0].task}: {lost[0].output}")
+    if len(lost) > max_share * len(trials):
+        raise SandboxFails(f"step {step}: {len(lost)} of {len(trials)} trials have no verdict, more than "
+                           f"sandbox.max_infra_share {max_share:g}")
 
 
 def set_advantages(trials, algorithm):

@@ -156,6 +156,7 @@ def test_an_override_needs_section_key_and_value(folder, text):
     ("rollout.n_samples_per_prompt=1", "an integer >= 2"),
     ("algorithm.group_advantage_min_size=1", "an integer >= 2"),
     ("sandbox.memory_mb=63", "an integer >= 64"),
+    ("sandbox.max_infra_share=1.5", "a number >= 0 and <= 1"),
     ("rollout.top_k=0", "-1 or an integer >= 1"),
     ("rollout.top_k=-2", "-1 or an integer >= 1"),
     ("rollout.temperature=0", "a number > 0"),

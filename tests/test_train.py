@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -22,6 +23,7 @@ import checkpoint
 import compare
 import train
 from config import load_config
+from tasks import load_tasks
 from update import Policy, distribute
 
 ROOT = Path(__file__).parent.parent
@@ -157,6 +159,31 @@ def test_run_killed_inside_a_save_resumes_to_the_same_end(finished, memorising_m
     assert metrics_of(killed) == metrics_of(run_dir)
     assert traces_of(killed) == traces_of(run_dir)
     assert not list(killed.rglob(".writing*"))
+
+
+def test_a_step_without_enough_verdicts_ends_the_run_in_one_line_and_loses_nothing(memorising_model, tmp_path):
+    for number, task in enumerate(load_tasks(MEMORISED)):  # known prompts, so that replies hold code to grade
+        broken = {"instruction.md": task.instruction.encode(), "solution/solution.py": b"1 / 0"}
+        for name, data in (task.files | broken).items():
+            path = tmp_path / "tasks" / f"t{number}" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    source = (f"data.train={tmp_path / 'tasks'}", "data.eval=null", "trainer.eval_interval=0")
+    result = run(memorising_model, tmp_path / "run", *source)
+    assert result.returncode == 1 and "Traceback" not in result.stderr, result.stderr
+    line = [line for line in result.stdout.splitlines() if "max_infra_share" in line]
+    assert len(line) == 1 and line[0].startswith("step 1: ") and "holds 0 steps" in line[0]
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_the_share_that_ends_a_run_is_exact():
+    trials = [SimpleNamespace(outcome="infra" if n == 0 else "passed", task="t", output="x") for n in range(20)]
+    said = []
+    train.report_lost(trials, 3, 0.05, said.append)
+    assert len(said) == 1
+    train.report_lost(trials[1:], 3, 0.0, said.append)
+    with pytest.raises(train.SandboxFails, match="step 3: 1 of 19"):
+        train.report_lost(trials[:19], 3, 0.05, said.append)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import torch
 
 REDUCTIONS = ("token_mean", "sequence_mean", "prompt_mean", "seq_mean_token_sum_norm", "token_mean_legacy")
 MAX_LOG_RATIO = 20.0  # exp(20) is far beyond every clip range and cap, and is finite in every float type used
+VOCABULARY_PART = 8192  # rows of the head whose gradient is added at a time, so that no second (V, H) is alive
 
 
 def token_weights(lengths, reduction, *, groups=None, max_len=None, count_empty=False) -> np.ndarray:
@@ -153,11 +154,12 @@ class _FusedLoss(torch.autograd.Function):
         grad_head = torch.zeros_like(head, dtype=dtype) if need_head else None
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
-            logits = (hidden[rows] @ matrix.T).to(dtype) / temperature  # (chunk, V)
-            normaliser = logits.logsumexp(-1)
-            probs = (logits - normaliser[:, None]).exp_()
-            entropies[rows] = normaliser - (probs * logits).sum(-1)
-            chunk_logprobs = logits.gather(-1, targets[rows, None])[:, 0] - normaliser
+            logits = (hidden[rows] @ matrix.T).to(dtype).div_(temperature)  # (chunk, V)
+            all_logprobs = logits.log_softmax(-1)
+            probs = torch.exp(all_logprobs, out=logits)
+            entropies[rows] = -torch.einsum("tv,tv->t", probs, all_logprobs)
+            chunk_logprobs = all_logprobs.gather(-1, targets[rows, None])[:, 0]
+            del all_logprobs, logits  # two buffers of (chunk, V) are the most that is alive
             logprobs[rows] = chunk_logprobs
             with torch.enable_grad():
                 leaf = chunk_logprobs.requires_grad_()
@@ -168,10 +170,14 @@ class _FusedLoss(torch.autograd.Function):
                 grad_logits = probs.mul_(-slope[:, None] / temperature)
                 grad_logits.scatter_add_(-1, targets[rows, None], slope[:, None] / temperature)
                 grad_logits = grad_logits.to(hidden.dtype)
+                del probs
                 if need_hidden:
-                    grad_hidden[rows] = grad_logits @ matrix
+                    torch.mm(grad_logits, matrix, out=grad_hidden[rows])
                 if need_head:
-                    grad_head += grad_logits.T @ hidden[rows]
+                    for part in range(0, len(head), VOCABULARY_PART):
+                        part = slice(part, part + VOCABULARY_PART)
+                        grad_head[part] += grad_logits[:, part].T @ hidden[rows]
+                del grad_logits
         ctx.save_for_backward(grad_hidden, grad_head)
         ctx.head_dtype = head.dtype
         ctx.mark_non_differentiable(logprobs, entropies)

@@ -6,7 +6,7 @@ no KL, or no trained token) is counted in the weights but not forwarded, since i
 row has signal is still an optimizer step with zero gradients: AdamW's moments and weight decay move as if the rows
 had been forwarded. Every rank forwards equally many micro-batches, an empty one where there is no row left.
 
-Shapes: B rows, L padded length, T trained tokens of a micro-batch.
+Shapes: P prompts and B responses of a micro-batch, Lp and Lr their padded lengths, T trained tokens, H hidden size.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import math
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from transformers import DynamicCache
 
 from loss import fused_policy_loss, legacy_token_weights, token_weights
 
@@ -26,10 +27,29 @@ class Policy(torch.nn.Module):
         super().__init__()
         self.lm = lm
 
-    def forward(self, input_ids, attention_mask, positions, **loss_arguments):
-        """positions (2, T): row and column whose hidden state predicts each trained token."""
-        hidden = self.lm.base_model(input_ids=input_ids, attention_mask=attention_mask,
-                                    use_cache=False).last_hidden_state  # (B, L, H)
+    def forward(self, prompt_ids, prompt_mask, prompt_of, response_ids, response_mask, positions, **loss_arguments):
+        """P prompts (P, Lp), padded on the left; B responses (B, Lr), padded on the right, to prompt_of (B,).
+
+        positions (2, T): row and column of each trained token in response_ids. Each prompt is computed once, and its
+        keys and values, through which the gradient flows back, are handed to all its responses; under activation
+        checkpointing, which keeps no keys and values, each row is forwarded whole.
+        """
+        mask = torch.cat([prompt_mask[prompt_of], response_mask], dim=1)
+        places = (mask.cumsum(1) - 1).clamp(min=0)
+        width = prompt_ids.shape[1]
+        model = self.lm.base_model
+        if self.lm.is_activation_checkpointing:
+            ids = torch.cat([prompt_ids[prompt_of], response_ids], dim=1)
+            hidden = model(input_ids=ids, attention_mask=mask, position_ids=places, use_cache=False).last_hidden_state
+            hidden = hidden[:, width - 1:]
+        else:
+            cache = DynamicCache(config=self.lm.config)
+            first = model(input_ids=prompt_ids, attention_mask=prompt_mask, cache=cache, use_cache=True,
+                          position_ids=(prompt_mask.cumsum(1) - 1).clamp(min=0)).last_hidden_state[:, -1:]
+            cache.batch_select_indices(prompt_of)
+            rest = model(input_ids=response_ids, attention_mask=mask, cache=cache, use_cache=True,
+                         position_ids=places[:, width:]).last_hidden_state
+            hidden = torch.cat([first[prompt_of], rest], dim=1)  # (B, 1 + Lr, H): column t predicts token t
         return fused_policy_loss(hidden[positions[0], positions[1]], self.lm.get_output_embeddings().weight,
                                  **loss_arguments)
 
@@ -130,8 +150,7 @@ def deal(rows, config, rank, world) -> list[tuple]:
     lengths = [sum(row.loss_mask) for row in rows]
     legacy = a.loss_reduction == "token_mean_legacy"  # its micro-batches are part of the objective: all rows in them
     used = [i for i, row in enumerate(rows) if legacy or lengths[i] and (row.advantage != 0 or a.kl_loss_coef > 0)]
-    sizes = {i: len(rows[i].prompt_ids) + len(rows[i].response_ids) for i in used}
-    micro_batches = split(used, sizes, config.trainer.micro_batch_tokens)
+    micro_batches = split(used, rows, config.trainer.micro_batch_tokens)
     if legacy:
         micro_batch_of = {i: number for number, members in enumerate(micro_batches) for i in members}
         weights = legacy_token_weights(lengths, [micro_batch_of[i] for i in range(len(rows))])
@@ -144,35 +163,65 @@ def deal(rows, config, rank, world) -> list[tuple]:
     return [([rows[i] for i in members], weights[members], kl_weights[members]) for members in mine]
 
 
-def split(members, sizes, budget) -> list[list[int]]:
-    """Longest first, so that rows of a micro-batch are alike: rows x longest <= budget, or one row that is longer."""
-    micro_batches = []
-    for i in sorted(members, key=lambda i: (-sizes[i], i)):
-        if micro_batches and sizes[micro_batches[-1][0]] * (len(micro_batches[-1]) + 1) <= budget:
-            micro_batches[-1].append(i)
-        else:
-            micro_batches.append([i])
-    return micro_batches
+def split(members, rows, budget) -> list[list[int]]:
+    """Micro-batches of at most `budget` forwarded tokens, padding included, or of one row that has more.
+
+    The rows of a prompt side by side repeat it less often, rows of one length side by side need less padding: of the
+    two orders the one is taken that forwards fewer tokens.
+    """
+    ids = {}
+    prompt = {i: ids.setdefault(tuple(rows[i].prompt_ids), len(ids)) for i in members}
+    sizes = {i: (len(rows[i].prompt_ids), len(rows[i].response_ids)) for i in members}
+
+    def forwarded(micro_batch):
+        return (len({prompt[i] for i in micro_batch}) * max(sizes[i][0] for i in micro_batch)
+                + len(micro_batch) * max(sizes[i][1] for i in micro_batch))
+
+    candidates = []
+    for order in (lambda i: (-sizes[i][0], prompt[i], -sizes[i][1], i), lambda i: (-sizes[i][1], prompt[i], i)):
+        micro_batches = []
+        for i in sorted(members, key=order):
+            if micro_batches and forwarded([*micro_batches[-1], i]) <= budget:
+                micro_batches[-1].append(i)
+            else:
+                micro_batches.append([i])
+        candidates.append(micro_batches)
+    return min(candidates, key=lambda micro_batches: sum(map(forwarded, micro_batches)))
 
 
 def collate(rows, weights, kl_weights, device) -> dict:
-    """Right-padded ids (B, L) and the columns (T,) of the trained tokens; without rows, one token and T = 0."""
-    ids = [row.prompt_ids + row.response_ids for row in rows] or [[0]]
-    longest = max(map(len, ids))
+    """The tensors that Policy.forward takes, with a column of each trained token (T,); without rows, T = 0."""
+    prompts, prompt_of = [], []
+    for row in rows:
+        if row.prompt_ids not in prompts:
+            prompts.append(row.prompt_ids)
+        prompt_of.append(prompts.index(row.prompt_ids))
+    responses = [row.response_ids for row in rows] or [[0]]
+    prompts, prompt_of = prompts or [[0]], prompt_of or [0]
     where, columns = [], []
     for b, row in enumerate(rows):
         for i, trained in enumerate(row.loss_mask):
             if trained:
-                where.append((b, len(row.prompt_ids) + i - 1))
+                where.append((b, i))
                 columns.append((weights[b], kl_weights[b], row.advantage, row.logprobs[i]))
     positions = torch.tensor(where, dtype=torch.int64).reshape(-1, 2).T
-    input_ids = torch.tensor([row + [0] * (longest - len(row)) for row in ids])
+    prompt_ids, prompt_mask = padded(prompts, "left")
+    response_ids, response_mask = padded(responses, "right")
     weight, kl_weight, advantages, logprobs = torch.tensor(columns, dtype=torch.float64).reshape(-1, 4).T
+    forwarded = max(response_ids.shape[1] - 1, 1)  # nothing is predicted from the last token of the longest response
     batch = {
-        "input_ids": input_ids,
-        "attention_mask": torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in ids]),
+        "prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "prompt_of": torch.tensor(prompt_of),
+        "response_ids": response_ids[:, :forwarded], "response_mask": response_mask[:, :forwarded],
         "positions": positions,
-        "targets": input_ids[positions[0], positions[1] + 1],
+        "targets": response_ids[positions[0], positions[1]],
         "weights": weight, "kl_weights": kl_weight, "advantages": advantages, "rollout_logprobs": logprobs,
     }
     return {name: column.to(device) for name, column in batch.items()}
+
+
+def padded(ids, padding_side) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lists of ids -> (ids, mask), both (rows, longest)."""
+    def pad(rows):
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side=padding_side)
+
+    return pad([torch.tensor(row) for row in ids]), pad([torch.ones(len(row), dtype=torch.int64) for row in ids])

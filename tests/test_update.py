@@ -7,6 +7,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from agent import Trial
 from config import load_config
@@ -16,6 +18,19 @@ BASE = str(Path(__file__).resolve().parent.parent / "rl_config.json")
 VOCABULARY, EOS = 23, 2
 TEMPERATURE = 0.7
 REDUCTIONS = ["token_mean", "sequence_mean", "prompt_mean", "seq_mean_token_sum_norm"]
+
+
+def in_float64(forward):
+    """A norm that stays in float64; the library's goes through float32, whose rounding is no sum of its parts."""
+    def norm(self, x):
+        if x.dtype != torch.float64:
+            return forward(self, x)
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], self.weight, self.variance_epsilon)
+    return norm
+
+
+for norm in (LlamaRMSNorm, Qwen3RMSNorm):
+    norm.forward = in_float64(norm.forward)
 
 
 def settings(*overrides):
@@ -163,20 +178,24 @@ def test_legacy_token_mean_changes_with_the_split():
     model = language_model()
     all_in_one = gradients_of(plain_loss(model, rows, weights_by_hand(rows, "token_mean", True)), model)
     assert_equal_gradients(found[1000], all_in_one)
-    # 25 tokens: sizes 13 10 / 11 6 / 5 5 4 2 -> row numbers {6}, {7, 1}, {3, 0, 4, 5}, {2}; tokens 4, 8, 3 + 3 + 2, 1
-    weights = [1 / 32, 1 / 32, 1 / 4, 1 / 32, 0, 1 / 32, 1 / 16, 0]
+    # 25 tokens: {6, 7}, {1, 0}, {4, 5, 3, 2}, as in the next test; tokens 4, 8 + 3, 2 + 3 + 1
+    weights = [1 / 33, 1 / 33, 1 / 18, 1 / 18, 0, 1 / 18, 1 / 12, 0]
     model = language_model()
     assert_equal_gradients(found[25], gradients_of(plain_loss(model, rows, weights), model))
 
 
-def test_split_fills_the_budget_with_rows_alike():
-    sizes = {0: 6, 1: 11, 2: 2, 3: 6, 4: 5, 5: 4, 6: 13, 7: 10}
-    # longest first 13 11 10 6 6 5 4 2: a batch's first row is its longest
-    assert split(sizes, sizes, 25) == [[6], [1, 7], [0, 3, 4, 5], [2]]
-    assert split(sizes, sizes, 1) == [[6], [1], [7], [0], [3], [4], [5], [2]]  # a row may exceed the budget alone
-    assert split(sizes, sizes, 8 * 13) == [[6, 1, 7, 0, 3, 4, 5, 2]]
-    assert split(sizes, sizes, 8 * 13 - 1) == [[6, 1, 7, 0, 3, 4, 5], [2]]
-    assert split([], sizes, 25) == []
+def test_split_repeats_few_prompts_and_pads_little():
+    rows = batch()  # prompts 3 3 1 1 2 2 9 9, responses 3 8 1 5 3 2 4 1
+    # prompts + responses, by prompt: 9 + 2 * 4, 3 + 2 * 8, 2 * 2 + 4 * 5: 60 tokens
+    # by length [[1, 3], [6], [0, 4, 5, 2], [7]] 2 * 3 + 2 * 8, 9 + 4, 3 * 3 + 4 * 3, 9 + 1: 66 tokens
+    assert split(range(8), rows, 25) == [[6, 7], [1, 0], [4, 5, 3, 2]]
+    assert split(range(8), rows, 24) == [[6, 7], [1, 0], [4, 5, 3, 2]]
+    assert split(range(8), rows, 23) == [[6, 7], [1, 0], [4, 5, 3], [2]]
+    assert split(range(8), rows, 4 * 9 + 8 * 8) == [[6, 7, 1, 0, 4, 5, 3, 2]]
+    assert sorted(split(range(8), rows, 1)) == [[i] for i in range(8)]  # a row may exceed the budget alone
+    assert split([], rows, 25) == []
+    short = [trial(0, [4], [9] * n, 1.0) for n in (1, 9)] + [trial(1, [5], [9] * n, 1.0) for n in (1, 9)]
+    assert split(range(4), short, 20) == [[1, 3], [0, 2]]  # by length 2 + 18, 2 + 2; by prompt 2 * (1 + 18)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -216,7 +235,7 @@ def test_micro_batches_of_all_ranks_add_up_to_the_gradient():
 
 def test_prompt_of_one_and_response_of_one_is_one_label():
     columns = collate([trial(0, [4], [17], 0.5, logprobs=[-3.0])], np.array([0.25]), np.array([0.0]), "cpu")
-    assert columns["input_ids"].tolist() == [[4, 17]] and columns["targets"].tolist() == [17]
+    assert columns["prompt_ids"].tolist() == [[4]] and columns["targets"].tolist() == [17]
     assert columns["positions"].tolist() == [[0], [0]]  # the hidden state of the prompt's only token predicts it
     assert [columns[x].tolist() for x in ("weights", "advantages", "rollout_logprobs")] == [[0.25], [0.5], [-3.0]]
 
@@ -225,8 +244,24 @@ def test_the_first_trained_label_follows_the_prompt_and_the_eos_is_one_though_it
     rows = [trial(0, [5, 6, 7], [8, EOS], 1.0), trial(0, [EOS, EOS], [9, 9, 9, 9], 1.0, mask=[1, 0, 0, 1])]
     columns = collate(rows, np.array([0.1, 0.2]), np.zeros(2), "cpu")
     assert columns["targets"].tolist() == [8, EOS, 9, 9]
-    assert columns["positions"].tolist() == [[0, 0, 1, 1], [2, 3, 1, 4]]
-    assert columns["attention_mask"].tolist() == [[1, 1, 1, 1, 1, 0], [1] * 6]
+    assert columns["positions"].tolist() == [[0, 0, 1, 1], [0, 1, 0, 3]]
+    assert columns["prompt_ids"].tolist() == [[5, 6, 7], [0, EOS, EOS]] and columns["prompt_of"].tolist() == [0, 1]
+    assert columns["prompt_mask"].tolist() == [[1, 1, 1], [0, 1, 1]]
+    assert columns["response_ids"].tolist() == [[8, EOS, 0], [9, 9, 9]]
+    assert columns["response_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
+
+
+def test_a_prompt_is_forwarded_once_for_its_responses(monkeypatch):
+    rows, policy, seen = batch(), Policy(language_model()), []
+    forward = policy.lm.base_model.forward
+    monkeypatch.setattr(policy.lm.base_model, "forward",
+                        lambda input_ids, **more: seen.append(tuple(input_ids.shape)) or forward(input_ids, **more))
+    columns = collate(rows, np.ones(8), np.zeros(8), "cpu")
+    del columns["kl_weights"]
+    policy(**columns, eps_clip_low=0.2, eps_clip_high=0.2)
+    policy.lm.activation_checkpointing_enable()
+    policy(**columns, eps_clip_low=0.2, eps_clip_high=0.2)
+    assert seen == [(4, 9), (8, 7), (8, 16)]
 
 
 @pytest.mark.parametrize("rows", [[], [trial(0, [5], [6, 7], 0.0)], [trial(0, [5], [6, 7], 0.5, mask=[0, 0])]])

@@ -187,8 +187,9 @@ class _FusedLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_loss, _logprobs, _entropies):
         grad_hidden, grad_head = ctx.saved_tensors
-        if grad_hidden is not None:
-            grad_hidden = (grad_hidden * grad_loss).to(grad_hidden.dtype)
+        if grad_loss != 1:  # else no copy of (V, H) is made
+            grad_hidden = None if grad_hidden is None else (grad_hidden * grad_loss).to(grad_hidden.dtype)
+            grad_head = None if grad_head is None else grad_head * grad_loss
         if grad_head is not None:
-            grad_head = (grad_head * grad_loss).to(ctx.head_dtype)
+            grad_head = grad_head.to(ctx.head_dtype)
         return grad_hidden, grad_head, None, None, None, None, None

@@ -19,15 +19,16 @@ T = max(micro_batch_tokens, M) tokens of a micro-batch, as a longer row is one o
               sampler logits     batch_slots V 41, or 24 without top-k and top-p
     forward   activations        B blocks (`block_bytes`, or 4 T H if checkpointed) + 8 T H of the last norm
               autocast copies    2 (B N_b + V H), the weights in bfloat16; none when sharded
-              logprob chunk      512 V 4 x 4: logits, probabilities, gradient, a temporary
-              head gradients     2 V H 4 + 3 T H 4: the sum, a chunk's product, hidden states
+              logprob chunk      512 V 4 x 2: logits, then probabilities and gradient, and all logprobs
+              head gradients     (V + 8192) H 4 + 3 T H 4: the sum, a part's product, hidden states
     backward  activations; block recomputed (gradient checkpointing), else the autocast copies live on;
               gradients in a block  T (2I b + 2H 4)
     both      gathered layers    when sharded, (2 N_b + N_o) (b + 4): this block, the next, embedding and
                                  head, with their gradients
     step      AdamW temporary    4N/D, what its multi-tensor form needs on a GPU
 
-Leaves out: CUDA context and communication buffers (1 to 2 GB), fragmentation, offloading to the host.
+Leaves out: CUDA context and communication buffers (1 to 2 GB), fragmentation, offloading to the host, a copy of a
+prompt's keys and values for each of its responses in a micro-batch.
 """
 
 import json
@@ -41,6 +42,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
 import warmstart
 from config import Config, batch_plan, to_dict
+from loss import VOCABULARY_PART
 from quarantine import leave_out
 from rollout import PREFILL
 from tasks import load_tasks
@@ -122,8 +124,8 @@ def memory_plan(config: Config, processes: int, device_gb: float | None,
         ("activations", 8 * tokens * hidden + layers * (4 * tokens * hidden if recompute else saved), both),
         ("autocast copies", 2 * (layers * block + vocab * hidden) if low and not sharded else 0,
          "forward" if recompute else both),
-        ("logprob chunk", 4 * CHUNK * vocab * 4, "forward"),
-        ("head gradients", 2 * vocab * hidden * 4 + 3 * tokens * hidden * 4, "forward"),
+        ("logprob chunk", 2 * CHUNK * vocab * 4, "forward"),
+        ("head gradients", (vocab + VOCABULARY_PART) * hidden * 4 + 3 * tokens * hidden * 4, "forward"),
         ("block recomputed", saved if recompute else 0, "backward"),
         ("gradients in a block", tokens * (2 * inner * size + 2 * hidden * 4), "backward"),
         ("gathered layers", (2 * block + outside) * (size + 4) if sharded else 0, both),

@@ -1,41 +1,108 @@
-"""Speed and memory of each part beside the usual way, in one run, interleaved A B A B; JSON on stdout or to --out.
+"""Each part beside the usual way, in one process, A B A B: seconds of wall and CPU, extra memory; medians as JSON.
 
-    python bench.py sampler --model models/smollm2                      # tokens/s beside generate()
-    python bench.py sampler --model models/smollm2 --memory --rows 64   # peak memory, each in a process of its own
+    python bench.py sampler --model models/smollm2
+    python bench.py sampler --model models/smollm2 --memory --rows 64
+    python bench.py kernel --tokens 4096 --hidden 1024 --vocabulary 151936
+    python bench.py update --prompt-tokens 512 --out update.json
+    python bench.py update --peer 'PYTHON PEER.py --threads 1 ...'
 
-Figures are medians over the rounds; trust ratios of one run, not times of different days.
+The usual way of `sampler` is generate() with prompts padded on the left, of `kernel` the graph of log_softmax over all logits; of `update` and `step` a right-padded batch of 16
+whole rows through the same graph, for every row. `--peer` runs another trainer in its own environment between our
+turns: a command whose last line is a JSON object with `median_s`: {"train_cpu": seconds, "cpu": seconds}, the update
+and the whole step. Compare ratios of one run; absolute times hold for one machine on one day.
+
+Extra memory is the peak of the resident set during the call above what it was before (Linux, 10^9 bytes).
 """
 
 import argparse
+import ctypes
 import json
+import os
 import resource
+import shlex
 import statistics
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from accelerate import Accelerator
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from agent import render
+from agent import Trial, render
 from checkpoint import eos_ids
 from config import load_config
+from loss import fused_policy_loss, policy_loss
 from rollout import Request, Sampler
 from tasks import load_tasks
+from update import Policy, distribute, update
 
 HERE = Path(__file__).resolve().parent
+CLIP = {"eps_clip_low": 0.2, "eps_clip_high": 0.2}
+USUAL_ROWS = 16  # rows of a micro-batch of the usual way
 
 
-def ours(model, prompts, eos, config, samples, seed) -> int:
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--repeats", type=int, default=5, help="turns of each, but for sampler after one that is not counted")
+    common.add_argument("--threads", type=int, help="default: as many as torch takes")
+    common.add_argument("--out", help="write the JSON here too")
+    parts = parser.add_subparsers(required=True, metavar="PART")
+
+    part = parts.add_parser("sampler", parents=[common], help="rollout.Sampler beside generate(): tokens a second")
+    part.set_defaults(run=sampler)
+    part.add_argument("--model", required=True, help="model folder")
+    for name, default in (("prompts", 16), ("samples", 8), ("tokens", 256), ("rows", 64)):
+        part.add_argument(f"--{name}", type=int, default=default)
+    part.add_argument("--full", action="store_true", help="no EOS: every row is as long as allowed")
+    part.add_argument("--only", nargs="+", choices=("ours", "usual"))
+    part.add_argument("--memory", action="store_true", help="peak memory instead, each in a process of its own")
+
+    part = parts.add_parser("kernel", parents=[common], help="loss.fused_policy_loss, forward and backward")
+    part.set_defaults(run=kernel)
+    for name, default in (("tokens", 4096), ("hidden", 1024), ("vocabulary", 151936), ("chunk", 512)):
+        part.add_argument(f"--{name}", type=int, default=default)
+    part.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    part.add_argument("--alone", action="store_true", help="without the usual way, whose graph may not fit")
+
+    shapes = argparse.ArgumentParser(add_help=False)
+    shapes.add_argument("--model", help="folder of a model; default: a random Qwen3 of 5.25 M parameters")
+    for name, default in (("prompts", 8), ("group-size", 8), ("prompt-tokens", 128), ("new-tokens", 128),
+                          ("micro-batch-tokens", 8192)):
+        shapes.add_argument(f"--{name}", type=int, default=default)
+    shapes.add_argument("--flat", type=float, default=0.0, help="share of the groups whose rewards are all the same")
+    shapes.add_argument("--peer", metavar="COMMAND")
+    part = parts.add_parser("update", parents=[common, shapes], help="update.update, all responses of --new-tokens")
+    part.set_defaults(run=whole_update)
+    part = parts.add_parser("step", parents=[common, shapes], help="sampling up to --new-tokens, then the update")
+    part.set_defaults(run=whole_step)
+
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    found = {"settings": {key: value for key, value in vars(args).items() if key != "run"}, "torch": torch.__version__,
+             "cpu_bfloat16": torch.ops.mkldnn._is_mkldnn_bf16_supported(), **args.run(args)}
+    text = json.dumps(found, indent=2)
+    print(text)
+    if args.out:
+        Path(args.out).write_text(text + "\n", encoding="utf-8")
+
+
+def sample_ours(model, prompts, eos, config, samples, seed) -> int:
     """Sample with rollout.Sampler -> tokens sampled, EOS included."""
     asked = [Request(prompt, (seed, group, sample)) for group, prompt in enumerate(prompts)
              for sample in range(samples)]
     return sum(len(completion.ids) for completion in Sampler(model, eos, config).run(asked))
 
 
-def usual(model, prompts, eos, config, samples, seed) -> int:
+def sample_usual(model, prompts, eos, config, samples, seed) -> int:
     """The same by generate(), batch_slots rows at a time, prompts padded on the left, as TRL calls it."""
     torch.manual_seed(seed)
     together, tokens = max(1, config.batch_slots // samples), 0
@@ -55,14 +122,16 @@ def usual(model, prompts, eos, config, samples, seed) -> int:
 
 
 def sampler(args) -> dict:
+    if args.memory:
+        return sampler_memory(args)
     config = replace(load_config(str(HERE / "configs" / "smollm2.json")).rollout, temperature=1.0, top_p=1.0, top_k=-1,
                      batch_slots=args.rows, max_new_tokens=args.tokens, max_model_len=args.tokens + 512)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     prompts = [render(task, tokenizer, False) for task in load_tasks(str(HERE / "tasks"))[:args.prompts]]
     eos = set() if args.full else eos_ids(model, tokenizer)
-    ways, runs = {"ours": ours, "usual": usual}, {"ours": [], "usual": []}
-    for round_ in range(args.rounds):
+    ways, runs = {"ours": sample_ours, "usual": sample_usual}, {"ours": [], "usual": []}
+    for round_ in range(args.repeats):
         for name in args.only or ways:
             wall, cpu = time.perf_counter(), time.process_time()
             tokens = ways[name](model, prompts, eos, config, args.samples, round_)
@@ -79,31 +148,164 @@ def sampler(args) -> dict:
     return result | {"runs": runs}
 
 
-def memory(args) -> dict:
+def sampler_memory(args) -> dict:
     """Peak resident memory of each way in a process of its own, every row as long as allowed."""
     peaks = {}
     for name in ("ours", "usual"):
         command = [sys.executable, __file__, "sampler", "--model", args.model, "--rows", str(args.rows), "--full",
                    "--tokens", str(args.tokens), "--prompts", str(args.rows // args.samples), "--samples",
-                   str(args.samples), "--rounds", "1", "--only", name]
+                   str(args.samples), "--repeats", "1", "--only", name]
         peaks[name] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)["peak_mb"]
     return {"peak_mb": peaks, "ratio": peaks["ours"] / peaks["usual"]}
 
 
-def main():
-    parser = argparse.ArgumentParser(description="Measure a part beside the usual way.", epilog=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    part = parser.add_subparsers(dest="part", required=True).add_parser("sampler")
-    part.add_argument("--model", required=True, help="model folder")
-    for name, default in (("prompts", 16), ("samples", 8), ("tokens", 256), ("rows", 64), ("rounds", 5)):
-        part.add_argument(f"--{name}", type=int, default=default)
-    part.add_argument("--full", action="store_true", help="no EOS: every row is as long as allowed")
-    part.add_argument("--only", nargs="+", choices=("ours", "usual"))
-    part.add_argument("--memory", action="store_true", help="peak memory instead of speed")
-    part.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    text = json.dumps(memory(args) if args.memory else sampler(args), indent=1)
-    args.out.write_text(text + "\n") if args.out else print(text)
+def kernel(args) -> dict:
+    dtype = torch.float32 if args.dtype == "float32" else torch.bfloat16
+    hidden = torch.randn(args.tokens, args.hidden).to(dtype).requires_grad_()
+    head = (torch.randn(args.vocabulary, args.hidden) * 0.02).to(dtype).requires_grad_()
+    targets, advantages = torch.randint(0, args.vocabulary, (args.tokens,)), torch.randn(args.tokens)
+    weights = torch.full((args.tokens,), 1 / args.tokens)
+
+    def ours():
+        fused_policy_loss(hidden, head, targets, weights, advantages, chunk=args.chunk, **CLIP)[0].backward()
+
+    def usual():
+        plain_loss(hidden @ head.T, targets, weights, advantages).backward()
+
+    def forget():
+        hidden.grad = head.grad = None
+
+    return alternate({"ours": ours} if args.alone else {"ours": ours, "usual": usual}, args.repeats, forget)
+
+
+def plain_loss(logits, targets, weights, advantages) -> torch.Tensor:
+    """The same loss from logits (..., V) of every token, with all the tensors that autograd keeps for it."""
+    logprobs = logits.float().log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    return (weights * policy_loss(logprobs, logprobs.detach(), advantages, **CLIP)).sum()
+
+
+def whole_update(args) -> dict:
+    setting = trainer(args)
+    trials = forced_trials(setting, args)
+    return compared(args, lambda: setting.update(trials), lambda: usual_update(setting, trials), "train_cpu")
+
+
+def whole_step(args) -> dict:
+    setting = trainer(args)
+    trials = forced_trials(setting, args)
+    sampler = Sampler(setting.model, {setting.model.config.eos_token_id}, setting.config.rollout)
+
+    def ours():
+        requests = [Request(trial.prompt_ids, trial.seed) for trial in trials]
+        for trial, completion in zip(trials, sampler.run(requests)):
+            trial.response_ids, trial.logprobs = completion.ids, completion.logprobs
+            trial.loss_mask = [1] * len(completion.ids)
+        setting.update(trials)
+
+    def usual():
+        for start in range(0, len(trials), USUAL_ROWS):
+            rows = trials[start:start + USUAL_ROWS]
+            ids = torch.tensor([row.prompt_ids for row in rows])
+            setting.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0,
+                                   max_new_tokens=args.new_tokens, pad_token_id=0)
+        usual_update(setting, trials)
+
+    return compared(args, ours, usual, "cpu")
+
+
+def trainer(args) -> SimpleNamespace:
+    """Model, optimizer, config and update(trials), as train.py sets them up."""
+    if args.model:
+        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    else:
+        model = Qwen3ForCausalLM(Qwen3Config(
+            vocab_size=8192, hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=8,
+            num_key_value_heads=4, head_dim=32, tie_word_embeddings=True, eos_token_id=1, pad_token_id=0))
+    config = load_config(str(HERE / "configs" / "laptop.json"), [
+        f"trainer.train_batch_size={args.prompts}", f"trainer.policy_mini_batch_size={args.prompts}",
+        f"trainer.micro_batch_tokens={args.micro_batch_tokens}", f"rollout.max_new_tokens={args.new_tokens}",
+        f"rollout.max_model_len={args.prompt_tokens + args.new_tokens}", "optimizer.lr=1e-6",
+        f"rollout.batch_slots={args.prompts * args.group_size}"])
+    accelerator = Accelerator(cpu=True)
+    policy = distribute(Policy(model), accelerator, 1)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6)
+    return SimpleNamespace(model=model, optimizer=optimizer, config=config, vocabulary=model.config.vocab_size,
+                           update=lambda trials: update(policy, None, optimizer, accelerator, trials, 1, config))
+
+
+def forced_trials(setting, args) -> list[Trial]:
+    random, trials = np.random.default_rng(0), []
+    for group in range(args.prompts):
+        prompt = random.integers(2, setting.vocabulary, args.prompt_tokens).tolist()
+        for sample in range(args.group_size):
+            advantage = 0.0 if group < args.flat * args.prompts else float(random.normal())
+            trials.append(Trial(
+                task=f"t{group}", group=group, sample=sample, seed=(0, group, sample), messages=[], prompt_ids=prompt,
+                response_ids=random.integers(2, setting.vocabulary, args.new_tokens).tolist(),
+                loss_mask=[1] * args.new_tokens, logprobs=[-1.0] * args.new_tokens, reward=0.0, outcome="failed",
+                ending="", excluded=False, truncated=False, advantage=advantage))
+    return trials
+
+
+def usual_update(setting, trials):
+    """Every row whole, its trained tokens' logits kept for autograd."""
+    tokens = sum(len(trial.response_ids) for trial in trials)
+    setting.model.train()
+    setting.optimizer.zero_grad()
+    for start in range(0, len(trials), USUAL_ROWS):
+        rows = trials[start:start + USUAL_ROWS]
+        longest = max(len(row.response_ids) for row in rows)
+        ids = torch.tensor([row.prompt_ids + row.response_ids + [0] * (longest - len(row.response_ids))
+                            for row in rows])
+        mask = torch.tensor([[1] * (len(row.prompt_ids) + len(row.response_ids))
+                             + [0] * (longest - len(row.response_ids)) for row in rows])
+        logits = setting.model(input_ids=ids, attention_mask=mask, logits_to_keep=longest + 1, use_cache=False).logits
+        advantages = torch.tensor([[row.advantage] for row in rows])
+        plain_loss(logits[:, :-1], ids[:, -longest:], mask[:, -longest:] / tokens, advantages).backward()
+    torch.nn.utils.clip_grad_norm_(setting.model.parameters(), 1.0)
+    setting.optimizer.step()
+
+
+def compared(args, ours, usual, figure) -> dict:
+    """Turns of ours, the usual way and the peer; the peer's one turn gives the median of its own warm steps."""
+    turns = {"ours": ours, "usual": usual}
+    if args.peer:
+        def peer():
+            done = subprocess.run(shlex.split(args.peer), capture_output=True, text=True, env={
+                **os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())})
+            if done.returncode:
+                sys.exit(f"bench.py: --peer ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+            return {"cpu_s": json.loads(done.stdout.strip().splitlines()[-1])["median_s"][figure]}
+        turns["peer"] = peer
+    return alternate(turns, args.repeats)
+
+
+def alternate(turns, repeats, between=lambda: None) -> dict:
+    """Run the functions in turn, `repeats` times after a warm-up -> medians, their ratios to ours, and all figures."""
+    figures = {name: [] for name in turns}
+    for turn in tqdm(range(repeats + 1), desc="turns", file=sys.stderr, disable=None):
+        for name, function in turns.items():
+            between()
+            ctypes.CDLL(None).malloc_trim(0)  # or what the last call freed would serve this one unseen
+            before = resident("VmRSS")
+            Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts anew
+            wall, cpu = time.perf_counter(), time.process_time()
+            told = function()
+            found = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu,
+                     "extra_gb": resident("VmHWM") - before}
+            if turn:
+                figures[name].append(told if name == "peer" else found)
+    medians = {name: {key: round(statistics.median(found[key] for found in all_found), 3) for key in all_found[0]}
+               for name, all_found in figures.items()}
+    ratios = {f"ours / {name}": {key: round(medians["ours"][key] / max(value, 1e-9), 3)
+                                 for key, value in found.items()}
+              for name, found in medians.items() if name != "ours"}
+    return {"median": medians, "ratio": ratios, "all": figures}
+
+
+def resident(key) -> float:
+    with open("/proc/self/status", encoding="utf-8") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(key)) * 1024 / 1e9
 
 
 if __name__ == "__main__":

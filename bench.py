@@ -6,8 +6,9 @@
     python bench.py update --prompt-tokens 512 --out update.json
     python bench.py update --peer 'PYTHON PEER.py --threads 1 ...'
 
-The usual way of `sampler` is generate() with prompts padded on the left, of `kernel` the graph of log_softmax over all logits; of `update` and `step` a right-padded batch of 16
-whole rows through the same graph, for every row. `--peer` runs another trainer in its own environment between our
+The usual way of `sampler` is generate() with prompts padded on the left; of `kernel` the graph of log_softmax over all
+logits; of `update` and `step` a right-padded batch of 16 whole rows through the same graph, for every row. `--peer`
+runs another trainer in its own environment between our
 turns: a command whose last line is a JSON object with `median_s`: {"train_cpu": seconds, "cpu": seconds}, the update
 and the whole step. Compare ratios of one run; absolute times hold for one machine on one day.
 
@@ -50,7 +51,7 @@ USUAL_ROWS = 16  # rows of a micro-batch of the usual way
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--repeats", type=int, default=5, help="turns of each, but for sampler after one that is not counted")
+    common.add_argument("--repeats", type=int, default=5, help="turns of each; but for sampler, after a warm-up")
     common.add_argument("--threads", type=int, help="default: as many as torch takes")
     common.add_argument("--out", help="write the JSON here too")
     parts = parser.add_subparsers(required=True, metavar="PART")

@@ -20,9 +20,10 @@ reference needs them, or whose tests patch the solution or capture what it print
 rung of the ladder a machine allows, --check says. On "mounts" there is no network namespace, and seccomp denies every
 socket. On "landlock" there is no namespace at all: a solution cannot fork, change file modes or use shared memory;
 it sees names and sizes of the host's files, not their content; files of a run fill the temporary folder without a
-common bound; started as root, its interpreter must be readable by uid 65534. With isolation "none" there are two
-processes and resource limits, none on the number of processes, and all else is open: it is for machines that forbid
-the rest, with code that means no harm.
+common bound, and stay there when the worker itself is killed; started as root, its interpreter must be readable by
+uid 65534. On the other rungs Landlock is added where the kernel has it. With isolation "none" there are two processes
+and resource limits, none on the number of processes, and all else is open: it is for machines that forbid the rest,
+with code that means no harm.
 
     python sandbox.py --solution solution.py --tests tests/ --json
     python sandbox.py --check

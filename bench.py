@@ -5,12 +5,13 @@
     python bench.py kernel --tokens 4096 --hidden 1024 --vocabulary 151936
     python bench.py update --prompt-tokens 512 --out update.json
     python bench.py update --peer 'PYTHON PEER.py --threads 1 ...'
+    python bench.py sandbox --workers 1 2
 
 The usual way of `sampler` is generate() with prompts padded on the left; of `kernel` the graph of log_softmax over all
-logits; of `update` and `step` a right-padded batch of 16 whole rows through the same graph, for every row. `--peer`
-runs another trainer in its own environment between our
-turns: a command whose last line is a JSON object with `median_s`: {"train_cpu": seconds, "cpu": seconds}, the update
-and the whole step. Compare ratios of one run; absolute times hold for one machine on one day.
+logits; of `update` and `step` a right-padded batch of 16 whole rows through the same graph, for every row; of `sandbox`
+`python -m pytest` without any isolation, on the same files. `--peer` runs another trainer in its own environment
+between our turns: a command whose last line is a JSON object with `median_s`: {"train_cpu": seconds, "cpu": seconds},
+the update and the whole step. Compare ratios of one run; absolute times hold for one machine on one day.
 
 Extra memory is the peak of the resident set during the call above what it was before (Linux, 10^9 bytes).
 """
@@ -24,7 +25,9 @@ import shlex
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,12 +43,16 @@ from checkpoint import eos_ids
 from config import load_config
 from loss import fused_policy_loss, policy_loss
 from rollout import Request, Sampler
+from sandbox import Sandbox
 from tasks import load_tasks
 from update import Policy, distribute, update
 
 HERE = Path(__file__).resolve().parent
 CLIP = {"eps_clip_low": 0.2, "eps_clip_high": 0.2}
 USUAL_ROWS = 16  # rows of a micro-batch of the usual way
+ADD = b"def add(a, b):\n    return a + b\n"
+FIVE = "from solution import add\n" + "".join(f"def test_{n}(): assert add({n}, 1) == {n + 1}\n" for n in range(5))
+FIXTURE = "import pytest\n@pytest.fixture(autouse=True)\ndef ready():\n    yield\n"  # left to pytest by ours
 
 
 def main():
@@ -83,6 +90,11 @@ def main():
     part.set_defaults(run=whole_update)
     part = parts.add_parser("step", parents=[common, shapes], help="sampling up to --new-tokens, then the update")
     part.set_defaults(run=whole_step)
+
+    part = parts.add_parser("sandbox", parents=[common], help="Sandbox.grade of five trivial tests: runs a second")
+    part.set_defaults(run=grading)
+    part.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="runs at once, each number in turn")
+    part.add_argument("--runs", type=int, default=20, help="of each way in one turn")
 
     args = parser.parse_args()
     if args.threads:
@@ -279,6 +291,41 @@ def compared(args, ours, usual, figure) -> dict:
             return {"cpu_s": json.loads(done.stdout.strip().splitlines()[-1])["median_s"][figure]}
         turns["peer"] = peer
     return alternate(turns, args.repeats)
+
+
+def grading(args) -> dict:
+    """Runs a second with the fast runner, with pytest in the sandbox, and of `python -m pytest` on the same files."""
+    tasks = {name: SimpleNamespace(id=name, files={"tests/test_add.py": tests.encode(), "solution/solution.py": ADD})
+             for name, tests in (("fast", FIVE), ("pytest", FIXTURE + FIVE))}
+    speeds = {workers: {f"{name}_{where}": [] for name in tasks for where in ("sandbox", "bare")}
+              for workers in args.workers}
+    with tempfile.TemporaryDirectory() as folder, Sandbox(max(args.workers), timeout_s=60) as box:
+        for name, task in tasks.items():
+            Path(folder, name).mkdir()
+            for path, data in task.files.items():
+                Path(folder, name, Path(path).name).write_bytes(data)
+
+        def one(way):
+            name, where = way.split("_")
+            if where == "bare":
+                command = [sys.executable, "-m", "pytest"]
+                subprocess.run(command, cwd=Path(folder, name), check=True, capture_output=True)
+            elif (verdict := box.grade(tasks[name], {"solution.py": ADD})).passed != 5:
+                sys.exit(f"bench.py: sandbox: {verdict.outcome}: {verdict.output}")
+
+        for turn in range(args.repeats + 1):
+            for workers, found in speeds.items():
+                with ThreadPoolExecutor(workers) as pool:
+                    for way in found:
+                        start = time.perf_counter()
+                        list(pool.map(one, [way] * args.runs))
+                        if turn:  # the first made plans and started workers
+                            found[way].append(args.runs / (time.perf_counter() - start))
+    medians = {workers: {way: statistics.median(found[way]) for way in found} for workers, found in speeds.items()}
+    ratios = {workers: {name: found[f"{name}_sandbox"] / found[f"{name}_bare"] for name in tasks}
+              for workers, found in medians.items()}
+    runners = {name: plan.runner for name, plan in box.plans.items()}
+    return {"isolation": box.level, "runners": runners, "runs_per_s": medians, "ratio": ratios, "all": speeds}
 
 
 def alternate(turns, repeats, between=lambda: None) -> dict:

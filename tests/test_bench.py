@@ -41,3 +41,14 @@ def test_each_part_gives_medians_and_ratios(part, tmp_path, monkeypatch):
     assert found["ratio"]["ours / usual"].keys() == {"wall_s", "cpu_s", "extra_gb"}
     if more:
         assert found["median"]["peer"] == {"cpu_s": 5.0 if part.startswith("update") else 7.0}
+
+
+def test_the_sandbox_part_gives_runs_a_second_of_both_runners(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", f"bench.py sandbox --repeats 1 --runs 1 --out {tmp_path / 'o'}".split())
+    main()
+    found = json.loads((tmp_path / "o").read_text())
+    assert found["runners"] == {"fast": "own", "pytest": "pytest"}
+    assert found["runs_per_s"].keys() == found["ratio"].keys() == {"1", "2"}
+    for workers, speeds in found["runs_per_s"].items():
+        assert found["ratio"][workers]["fast"] == speeds["fast_sandbox"] / speeds["fast_bare"]
+        assert min(speeds.values()) > 0 and len(speeds) == 4

@@ -18,6 +18,8 @@ from sandbox_wire import send_frame
 SETUP_S = 30.0  # for what happens before the first untrusted byte; beyond it the machine is at fault
 END_S = 15.0
 OUTPUT_BYTES = 4096
+RUNS = 500  # of one worker, then a fresh one takes its place, as it does when
+MORE_DESCRIPTORS, MORE_BYTES = 16, 64 << 20  # a zygote has that many more than after its first run
 JUDGE_MB = 1024  # beside memory_mb: the judge holds the largest values that a solution may send
 
 
@@ -29,6 +31,7 @@ class Zygote:
     """One warm interpreter that forks a process per run; sandbox_inside.py is its other end."""
 
     def __init__(self, settings: dict):
+        self.usage: list[tuple[int, int]] = []  # descriptors and private bytes after its first and its last run
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0",
                        "TMPDIR": tempfile.gettempdir(),  # where runs without a mount namespace put their files
@@ -55,6 +58,16 @@ class Zygote:
             raise Infra(message.decode(errors="replace") or "a sandbox worker died")
         return message
 
+    def ended(self) -> bool:
+        """Wait for the end of the run -> whether its first process had been killed."""
+        killed, descriptors, memory = map(int, self.expect(b"ended", END_S).split()[1:])
+        self.usage[1:] = [(descriptors, memory)]
+        return bool(killed)
+
+    def leaks(self) -> bool:
+        (descriptors, memory), (descriptors_now, memory_now) = self.usage[0], self.usage[-1]
+        return descriptors_now - descriptors > MORE_DESCRIPTORS or memory_now - memory > MORE_BYTES
+
     def close(self) -> None:
         self.control.close()  # on which it ends its run and itself
         try:
@@ -68,12 +81,20 @@ class Worker:
     """A zygote for solutions and one for judges; one run at a time."""
 
     def __init__(self, settings: dict):
+        self.runs = 0
         self.solution = Zygote(settings | {"role": "solution"})
-        self.judge = Zygote(settings | {"role": "judge", "memory_mb": settings["memory_mb"] + JUDGE_MB})
+        try:
+            self.judge = Zygote(settings | {"role": "judge", "memory_mb": settings["memory_mb"] + JUDGE_MB})
+        except OSError:
+            self.solution.close()
+            raise
 
     def start(self) -> None:
         self.solution.expect(b"up", SETUP_S)
         self.judge.expect(b"up", SETUP_S)
+
+    def worn(self) -> bool:
+        return self.runs >= RUNS or self.solution.leaks() or self.judge.leaks()
 
     def close(self) -> None:
         self.solution.close()
@@ -96,11 +117,12 @@ class Worker:
                 # "gone" asks how the solution died before anything is killed
                 self.solution.control.send(b"end gone" if report.get("gone") else b"end")
                 self.judge.control.send(b"end")
-                killed = self.solution.expect(b"ended", END_S) == b"ended killed"
-                self.judge.expect(b"ended", END_S)
+                killed = self.solution.ended()
+                self.judge.ended()
             while chunk := pipe.read(1 << 16):  # ends, since all writers are dead
                 tail += chunk
                 del tail[:-2 * OUTPUT_BYTES]
+        self.runs += 1
         return report | {"killed": killed and not report["timeout"]}, tail.decode(errors="replace"), seconds
 
 
@@ -127,7 +149,10 @@ def await_report(job_socket: socket.socket, pipe, tail: bytearray, job: bytes,
             data += chunk
             if len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "little"):
                 continue
-            message = json.loads(data[4:])
+            try:
+                message = json.loads(data[4:])
+            except ValueError as exc:
+                raise Infra(f"the judge's report cannot be read: {exc}") from None
             data.clear()
             if started:
                 return message | {"timeout": False}, time.monotonic() - started
@@ -166,6 +191,9 @@ class Pool:
                 result = worker.run(job, self.timeout_s)
                 if result[0]["killed"] and not memory_left():
                     raise Infra("a solution was killed while the host was out of memory")
+                if worker.worn():
+                    worker.close()
+                    worker = None
                 return result
             except (Infra, OSError) as exc:
                 if worker:

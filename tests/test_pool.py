@@ -1,21 +1,23 @@
 """sandbox_pool.py: workers are replaced in time, and what breaks on our side is never the solution's failure."""
 import os
+import random
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from test_sandbox import ADD, ADD_TESTS, CHEATS, CORRECT, WRONG, descendants, task
 
 import sandbox
 import sandbox_inside
 import sandbox_pool
 
-ADD = "def add(a, b):\n    return a + b\n"
-WRONG = "def add(a, b):\n    return None\n"
 TESTS = b"from solution import add\ndef test_one():\n    assert add(2, 3) == 5\n"
 TASK = SimpleNamespace(id="t", files={"tests/test_a.py": TESTS, "solution/solution.py": ADD.encode()})
 
@@ -171,3 +173,63 @@ def test_a_broken_judge_is_infra_after_retries_on_fresh_workers(name, tmp_path, 
                 assert len(started) == (2 if solution == ADD else 3)  # the closed worker was the first of three tries
                 assert children() == before
         assert [grade(box, solution).outcome for solution in (ADD, WRONG)] == ["passed", "failed"]
+
+
+# ---- all at once ----
+
+HOSTILE = CHEATS | {
+    "hang": "def add(a, b):\n    while True: pass\n",
+    "hoard": "def add(a, b): return len(bytearray(1 << 30))\n",
+    "files and a daemon": "import os, time\nfor p in ('/app/x', '/tmp/x', '/dev/shm/x'):\n"
+        "    try: open(p, 'w').write('x' * 9999)\n    except OSError: pass\n"
+        "try:\n    if os.fork() == 0:\n        os.setsid()\n        time.sleep(60)\nexcept OSError: pass\n" + WRONG,
+}
+
+
+def held(workers: list) -> dict:
+    """What this process and the zygotes hold: descendants, descriptors, mounts."""
+    pids = [zygote.process.pid for worker in workers for zygote in (worker.solution, worker.judge)]
+    return {"processes": descendants(), "descriptors": sorted(os.listdir("/proc/self/fd")),
+            "zygotes' descriptors": [zygote.usage[-1][0] for w in workers for zygote in (w.solution, w.judge)],
+            "mounts": [Path(f"/proc/{pid}/mountinfo").read_text() for pid in ("self", *pids)]}
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+@pytest.fixture
+def files_of_runs(monkeypatch):
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)  # on the rung without mounts, runs of another user put their files here
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield folder
+
+
+@pytest.mark.slow
+def test_two_hundred_runs_leave_nothing(files_of_runs):
+    honest = [(True, name, code + ADD) for name, code in CORRECT.items()]
+    hostile = [(False, name, code) for name, code in HOSTILE.items()]
+    samples = (honest * 10)[:100] + (hostile * 3)[:100]
+    random.Random(0).shuffle(samples)
+    adds = task("adds", ADD_TESTS, ADD)
+    with sandbox.Sandbox(2, timeout_s=2.0, memory_mb=256) as box, ThreadPoolExecutor(2) as pool:
+        def one(sample: tuple) -> tuple:
+            right, name, code = sample
+            verdict = box.grade(adds, {"solution.py": code})
+            return right, name, verdict.outcome, verdict.reward
+
+        list(pool.map(one, [(True, "warm", ADD)] * 10))
+        workers = list(box.pool.idle.queue)
+        before, memory = held(workers), resident()
+        results = list(pool.map(one, samples))
+        assert [found for found in results if found[0] and found[2:] != ("passed", 1.0)] == []
+        assert [found for found in results if not found[0] and
+                (found[2] not in ("failed", "error", "timeout", "oom") or found[3] != 0.0)] == []
+        assert {found[2] for found in results} == {"passed", "failed", "error", "timeout", "oom"}
+        assert sorted(map(id, box.pool.idle.queue)) == sorted(map(id, workers))
+        assert held(workers) == before and os.listdir(files_of_runs) == []
+        assert sum(worker.runs for worker in workers) == 212  # with the probe, the plan and the first ten
+        for zygote in (zygote for worker in workers for zygote in (worker.solution, worker.judge)):
+            assert zygote.usage[-1][1] - zygote.usage[0][1] < 4 << 20
+        assert resident() - memory < 16 << 20

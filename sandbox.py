@@ -68,6 +68,7 @@ class Plan:
     """How to grade a task, as the reference's run told it."""
     runner: str  # "own", "pytest" or "verifier"
     names: tuple[str, ...] | None = None  # what `from solution import *` brings
+    trust: dict | str | None = None  # where the reference gave objects of its own (sandbox_trust.py)
     expected: tuple[tuple[str, str], ...] = ()  # test ids with their outcomes
     fault: str = ""  # why the task cannot be graded
 
@@ -143,7 +144,8 @@ class Sandbox:
         if verifier and not solution:
             return Plan("verifier", expected=((TEST, "passed"),))
         for runner in ("verifier",) if verifier else ("own", "pytest"):
-            report, _, _ = self._run(task, Plan(runner), solution or {"solution.py": b""}, not solution)
+            report, _, _ = self._run(task, Plan(runner, trust="record" if solution else None),
+                                     solution or {"solution.py": b""}, not solution)
             if not report.get("unsupported"):
                 break
         tests = report["tests"]
@@ -155,7 +157,8 @@ class Sandbox:
         elif not expected:
             fault = "no test ran"
         else:
-            return Plan(runner, tuple(report["names"]) if solution else None, expected)
+            return Plan(runner, tuple(report["names"]) if solution else None, report["trust"] if solution else None,
+                        expected)
         return Plan(runner, fault=f"task {task.id}: the reference does not pass: {fault}")
 
     def _attempt(self, task, plan: Plan, files: dict[str, bytes]) -> Verdict:
@@ -188,7 +191,8 @@ class Sandbox:
 
     def _run(self, task, plan: Plan, files: dict[str, bytes], collect: bool) -> tuple[dict, str, float]:
         verifier = plan.runner == "verifier"
-        job = make_job(files, test_files(task), plan.runner, plan.names, collect, stub_sources() if verifier else None)
+        job = make_job(files, test_files(task), plan.runner, plan.names, plan.trust, collect,
+                       stub_sources() if verifier else None)
         report, output, seconds = self.pool.run(job)
         return scored(report) if verifier else report, output, seconds
 

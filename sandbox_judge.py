@@ -5,7 +5,7 @@ sandbox_inside.py; not launched by hand.
 Tests run in an own small runner (test functions, Test classes, unittest.TestCase, parametrize, setup_method);
 for fixtures, other marks and conftest.py the supervisor asks for real pytest, which takes longer.
 
-Left out: monkeypatching the solution and capturing what it prints (they work on the judge, where it is not).
+Left out: capturing what the solution prints.
 """
 import base64
 import builtins
@@ -15,25 +15,20 @@ import json
 import os
 import socket
 import sys
-import threading
 import traceback
 import types
 import unittest
 from collections.abc import Callable
 from functools import partial
 
+from sandbox_handles import Peer, RemoteObject, RemoteType
+from sandbox_offers import Offers
+from sandbox_trust import Trust
 from sandbox_verifier import run_verifier
-from sandbox_wire import (
-    Broken,
-    Unplain,
-    Wire,
-    rebuild,
-    recv_frame,
-    send_frame,
-    write_files,
-)
+from sandbox_wire import Broken, Unplain, Wire, recv_frame, send_frame, write_files
 
 MAX_JOB = 256 << 20  # bytes, what the supervisor may send
+MAX_REQUESTS = 100_000  # of a solution, in one run
 
 
 class Unfit(BaseException):
@@ -51,7 +46,16 @@ class SolutionFunction:
         self._judge, self.__name__, self.__qualname__, self.__module__ = judge, name, name, "solution"
 
     def __call__(self, *args, **kwargs):
-        return self._judge.ask("call", self.__name__, (args, kwargs))
+        return self._judge.exchange({"op": "call", "name": self.__name__}, (args, kwargs))
+
+    @property
+    def __doc__(self):
+        return self._judge.operate("get", "__doc__", self)
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__") and name not in ("__wrapped__", "__annotations__", "__defaults__", "__kwdefaults__"):
+            raise AttributeError(f"function {self.__name__!r} has no attribute {name!r}")
+        return self._judge.operate("get", name, self)
 
 
 class SolutionModule(types.ModuleType):
@@ -66,12 +70,30 @@ class SolutionModule(types.ModuleType):
             raise AttributeError(f"module 'solution' has no attribute {name!r}")
         return self.__judge__.get(name)
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if name.startswith("__"):
+            super().__setattr__(name, value)
+        else:
+            self.__judge__.operate("set", name, None, (value,))
 
-class Judge:
+    def __delattr__(self, name: str) -> None:
+        self.__judge__.operate("del", name, None)
+
+
+class TestOffers(Offers):
+    def present(self, value: object) -> tuple:
+        if type(value) is SolutionFunction:
+            return "name", "solution", value.__name__
+        return super().present(value)
+
+
+class Judge(Peer):
     """Asks the solution process and keeps what the verdict needs."""
 
-    def __init__(self, wire: Wire, collect: bool):
-        self.wire, self.collect, self.lock = wire, collect, threading.Lock()
+    def __init__(self, wire: Wire, job: dict, folder: str):
+        offers = TestOffers(folder)
+        super().__init__(wire, offers, offers.perform, folder)
+        self.collect, self.trust, self.requests = job["collect"], Trust(self.handles, job["trust"]), 0
         self.functions: dict[str, SolutionFunction] = {}
         self.names: list[str] = []  # what a star import may bring
         self.unfit = ""  # why the running test cannot pass
@@ -84,10 +106,7 @@ class Judge:
     def get(self, name: str) -> object:
         if self.collect:
             return self.functions.setdefault(name, SolutionFunction(self, name))
-        value = self.ask("get", name, None)
-        if value is SolutionFunction:
-            return self.functions.setdefault(name, SolutionFunction(self, name))
-        return value
+        return self.operate("get", name, None)
 
     def crosses(self, name: str) -> bool:
         try:
@@ -97,36 +116,62 @@ class Judge:
             return False
         return True
 
-    def ask(self, op: str, name: str, arguments: object) -> object:
-        with self.lock:
-            if self.gone:
-                raise self.fail(self.gone)
-            try:
-                self.wire.send({"op": op, "name": name}, arguments)
-                reply, value = self.wire.recv()
-            except Unplain as exc:
-                raise self.fail(f"unsupported argument for solution.{name}: {exc}") from None
-            except (EOFError, OSError):
-                self.gone = "the solution process ended before it answered"
-                raise self.fail(self.gone) from None
-            except Broken as exc:
-                self.gone = self.protocol = f"the solution broke the protocol: {exc}"
-                raise self.fail(self.gone) from None
+    def operate(self, op: str, name: str, target: object, args: tuple = (), kwargs: dict | None = None) -> object:
+        refused = self.trust.refuses(op, name, target, args)
+        if refused is NotImplemented:
+            return NotImplemented
+        if refused:
+            raise AttributeError(name) if name.startswith("__") else self.fail(refused)
+        return self.exchange({"op": op, "name": name}, self.packed(target, args, kwargs))
+
+    def exchange(self, request: dict, value: tuple) -> object:
+        """Ask, and take the answer for what it is."""
+        op, name = request["op"], request["name"]
+        if self.gone:
+            raise self.fail(self.gone)
+        try:
+            reply, answer = self.ask(request, value)
+            if self.handles.arrived:
+                answer = self.trust.receive(f"{op} {name}", answer, value, self.depth == 0)
+            elif self.depth == 0:
+                self.trust.count(f"{op} {name}")
+            if "raise" in reply and not isinstance(answer, BaseException):
+                raise Broken("an exception that is none")
+        except Unplain as exc:
+            raise self.fail(f"unsupported argument for solution.{name}: {exc}") from None
+        except (EOFError, OSError):
+            self.gone = "the solution process ended before it answered"
+            raise self.fail(self.gone) from None
+        except Broken as exc:
+            self.gone = self.protocol = f"the solution broke the protocol: {exc}"
+            raise self.fail(self.gone) from None
         if "raise" in reply:
-            exc = rebuild(reply["raise"], value)
-            self.oom = self.oom or type(exc) is MemoryError
-            if isinstance(exc, KeyboardInterrupt):  # would stop a whole pytest session
+            self.oom = self.oom or type(answer) is MemoryError
+            if isinstance(answer, KeyboardInterrupt):  # would stop a whole pytest session
                 raise self.fail(f"solution.{name} raised KeyboardInterrupt")
-            raise exc
+            raise answer
         if "memory" in reply:
             self.oom = True
             raise self.fail(f"solution.{name} ran out of memory")
         if "unplain" in reply:
-            kind = str(reply["unplain"])[:100]
-            raise self.fail(f"solution.{name} returned an unsupported value of type {kind}")
+            raise self.fail(f"solution.{name} returned an unsupported value of type {str(reply['unplain'])[:100]}")
         if "missing" in reply:
             raise AttributeError(f"module 'solution' has no attribute {name!r}")
-        return SolutionFunction if "callable" in reply else value
+        if "callable" in reply:
+            return self.functions.setdefault(name, SolutionFunction(self, name))
+        return answer
+
+    def serve(self, request: dict, value: object) -> None:
+        self.requests += 1
+        if self.requests > MAX_REQUESTS:
+            raise Broken(f"more than {MAX_REQUESTS} requests")
+        if type(value) is not tuple or len(value) != 3 or type(request["name"]) is not str:
+            raise Broken("a malformed request")
+        self.trust.lower()
+        super().serve(request, value)
+
+    def refuse(self, reason: str) -> "Unfit":
+        return self.fail(f"unsupported: {reason}")
 
     def fail(self, reason: str) -> Unfit:
         self.unfit = self.unfit or reason
@@ -136,6 +181,7 @@ class Judge:
         if self.unfit and outcome != "error":
             outcome, message = "failed", self.unfit
         self.unfit = ""
+        self.trust.test = ""
         self.results[test] = outcome
         if outcome in ("failed", "error") and not self.message:
             self.message = f"{test}: {message[:1500]}"
@@ -153,20 +199,19 @@ def judge_process(supervisor: socket.socket, wire_socket: socket.socket, folder:
         return
     job = json.loads(recv_frame(supervisor, MAX_JOB))
     if job["runner"] == "verifier":
-        report = {"error": "", "names": [], "tests": {}, "message": "", "gone": False, "oom": False}
+        report = {"error": "", "names": [], "trust": None, "tests": {}, "message": "", "gone": False, "oom": False}
         send_frame(supervisor, json.dumps(report | run_verifier(wire, job, folder)).encode())
         return
-    judge = Judge(wire, job["collect"])
+    judge = Judge(wire, job, folder)
     report: dict = {"error": "", "unsupported": "", "names": []}
     tests = {name: base64.b64decode(data) for name, data in job["tests"].items()}
     try:
         wire.send({}, {name: base64.b64decode(data) for name, data in job["files"].items()})
         reply, value = wire.recv()
         if "raise" in reply:
-            exc = rebuild(reply["raise"], value)
-            judge.oom = type(exc) is MemoryError
-            place = f" ({reply['where']})" if reply["where"] else ""
-            text = f"{type(exc).__name__}: {str(exc)[:1000]}{place}"
+            judge.oom = type(value) is MemoryError
+            place = f" ({reply['raise']})" if reply["raise"] else ""
+            text = f"{type(value).__name__}: {str(value)[:1000]}{place}"
             report["error"] = f"the solution cannot be imported: {text}"
         else:
             report["names"] = [str(name) for name in reply["names"]]
@@ -186,7 +231,8 @@ def judge_process(supervisor: socket.socket, wire_socket: socket.socket, folder:
             report["unsupported"] = str(exc)
         report["error"] = judge.protocol
     report["error"] = report["error"][:2000]
-    report |= {"tests": judge.results, "message": judge.message, "gone": bool(judge.gone), "oom": judge.oom}
+    report |= {"trust": judge.trust.record, "tests": judge.results, "message": judge.message}
+    report |= {"gone": bool(judge.gone), "oom": judge.oom}
     sys.stdout.flush()
     sys.stderr.flush()
     send_frame(supervisor, json.dumps(report).encode())
@@ -218,6 +264,8 @@ def run_tests(judge: Judge, tests: dict[str, bytes], folder: str) -> None:
             if name in vars(module):
                 raise Unsupported(name)
         for name, item in list(vars(module).items()):
+            if type(item) is RemoteType:
+                continue
             if inspect.isclass(item) and issubclass(item, unittest.TestCase):
                 run_test_case(judge, item, f"tests/{path}::{name}", folder)
             elif inspect.isclass(item) and name.startswith("Test"):
@@ -286,13 +334,15 @@ def run_one(judge: Judge, test: str, call: Callable[[], object], folder: str) ->
     if judge.collect:
         judge.results[test] = "passed"
         return
+    judge.trust.test = test
     try:
         call()
         judge.note(test, "passed", "")
     except Unsupported:
         raise
     except BaseException as exc:  # noqa: BLE001, SystemExit and its like fail the test that met them
-        skipped = isinstance(exc, unittest.SkipTest) or type(exc).__qualname__ == "Skipped"  # pytest's
+        skipped = not isinstance(exc, RemoteObject) and (
+            isinstance(exc, unittest.SkipTest) or type(exc).__qualname__ == "Skipped")  # pytest's
         judge.note(test, "skipped" if skipped else "failed", explain(exc, folder))
 
 
@@ -303,6 +353,10 @@ class CaseResult(unittest.TestResult):
 
     def name(self, test: unittest.TestCase) -> str:
         return f"{self.prefix}::{test.id().rpartition('.')[2]}"
+
+    def startTest(self, test):
+        super().startTest(test)
+        self.judge.trust.test = self.name(test)
 
     def addSuccess(self, test):
         self.judge.note(self.name(test), "passed", "")
@@ -353,6 +407,9 @@ class PytestPlugin:
     def pytest_collection_modifyitems(self, items):
         if self.judge.collect:
             self.judge.results = {item.nodeid: "passed" for item in items}
+
+    def pytest_runtest_logstart(self, nodeid):
+        self.judge.trust.test = nodeid
 
     def pytest_collectreport(self, report):
         if report.failed:

@@ -217,14 +217,15 @@ class Pool:
 
 
 def make_job(files: dict[str, bytes], tests: dict[str, bytes], runner: str = "own",
-             names: tuple[str, ...] | None = None, collect: bool = False,
+             names: tuple[str, ...] | None = None, trust: dict | str | None = None, collect: bool = False,
              helpers: dict[str, bytes] | None = None) -> bytes:
     """What a run is told: the files of /app and of /tests, which runner, what `from solution import *` brings,
-    whether to list the tests only, and what a verifier needs of this project."""
+    where objects of the solution are believed, whether to list the tests only, and what a verifier needs of this
+    project."""
     files, tests, helpers = ({name: base64.b64encode(data).decode() for name, data in (part or {}).items()}
                              for part in (files, tests, helpers))
     return json.dumps({"files": files, "tests": tests, "helpers": helpers, "runner": runner, "names": names,
-                       "collect": collect}).encode()
+                       "trust": trust, "collect": collect}).encode()
 
 
 def memory_left() -> bool:

@@ -1,23 +1,26 @@
 """The wire between judge and solution process: what crosses, and how. Not launched by hand.
 
 A frame is 4 bytes of length (little-endian) and JSON. None, bool, int, float and str stand for themselves,
-every other value is a tagged list. A list, dict or set is ["ref", number]: its content travels in the frame's
-"heap", and both sides keep the object under that number, so a change made by either side reaches the other
-with the next frame, and aliases stay aliases. The judge drops a number when nothing in the tests holds the
-object any more. An exception is the names of its built-in base classes and its arguments. Nothing is pickled,
-and nothing but exact built-in values is ever built.
-
-Left out: classes, instances, generators and callables as values. Unplain names the type of such a value.
+every other value is a tagged list. What can change in place (a list, a dict, an array) is ["ref", number]: its content
+travels in the frame's "heap", and both sides keep the object under that number, so a change made by either side
+reaches the other with the next frame, and aliases stay aliases. The judge drops a number when nothing in the tests
+holds the object any more. An exception of a built-in class is its names and its arguments. Nothing is pickled; what is
+built are exact built-in values and those of sandbox_values.py. All else (classes, instances, generators,
+callables, exceptions of an own class) is what sandbox_handles.py makes of it, and Unplain where it cannot.
 """
 import builtins
+import collections
 import itertools
 import json
 import operator
 import os
+import re
 import socket
 import struct
 import sys
 import traceback
+
+from sandbox_values import array_content, build_array, is_array, put_together, take_apart
 
 MAX_FRAME = 16 << 20  # bytes, in both directions
 MAX_DEPTH = 100  # of tuples and frozensets in each other; lists, dicts and sets lie flat in the heap
@@ -54,9 +57,37 @@ def recv_exactly(sock: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-def content(obj: list | dict | set) -> tuple:
-    """The items of a mutable container in order; a dict's keys and values in turn."""
-    return tuple(itertools.chain.from_iterable(obj.items()) if type(obj) is dict else obj)
+def content(obj: object) -> tuple:
+    """The items of a mutable container in order; a dict's keys and values in turn; an array in one piece."""
+    kind = type(obj)
+    if kind in (list, set):
+        return tuple(obj)
+    if kind is dict:
+        return tuple(itertools.chain.from_iterable(obj.items()))
+    if kind is bytearray:
+        return (bytes(obj),)
+    if kind is collections.deque:
+        return (obj.maxlen, *obj)
+    if kind is collections.defaultdict:
+        return (obj.default_factory, *itertools.chain.from_iterable(obj.items()))
+    if is_array(obj):
+        return array_content(obj)
+    return tuple(itertools.chain.from_iterable(obj.items()))
+
+
+def unchanged(before: tuple | None, items: tuple, kind: type) -> bool:
+    """By identity for containers: 1, 1.0 and True are equal and not the same."""
+    if before is None or len(before) != len(items):
+        return False
+    return all(map(operator.is_, before, items)) if kind in MUTABLE_KINDS and kind is not bytearray \
+        else before == items
+
+
+def empty(kind: str, items: list) -> object:
+    """A container of this kind without its content; an array with it."""
+    if kind == "ndarray":
+        return build_array(*items)
+    return MUTABLE[kind](maxlen=items[0]) if kind == "deque" else MUTABLE[kind]()
 
 
 def holders(objects: dict[int, object]) -> dict[int, int]:
@@ -64,7 +95,9 @@ def holders(objects: dict[int, object]) -> dict[int, int]:
 
 
 UNHELD = holders({0: []})[0]  # what an object counts that nothing but the table holds
-MUTABLE = {"list": list, "dict": dict, "set": set}
+MUTABLE = {kind.__name__: kind for kind in (list, dict, set, bytearray, collections.deque, collections.defaultdict,
+                                            collections.OrderedDict, collections.Counter)}
+MUTABLE_KINDS = set(MUTABLE.values())
 
 
 class Wire:
@@ -73,10 +106,11 @@ class Wire:
 
     def __init__(self, sock: socket.socket, parity: int):
         self.sock, self.parity, self.next_number = sock, parity, parity
-        self.objects: dict[int, list | dict | set] = {}
+        self.objects: dict[int, object] = {}
         self.numbers: dict[int, int] = {}  # id(object) -> number
         self.synced: dict[int, tuple] = {}  # number -> content at the last frame
         self.dropped: list[int] = []  # numbers that the other side may forget, and has not heard of
+        self.handles = None  # sandbox_handles.Handles, where there are any
 
     def send(self, message: dict, value: object = None, changes: bool = True) -> None:
         """Send a message with one value and, unless it is to be a bare word, every known object that changed
@@ -86,7 +120,7 @@ class Wire:
     def pack(self, message: dict, value: object, changes: bool = True) -> bytes:
         if self.parity == 0:
             self.dropped += self._drop_unheld()
-        first_new = len(self.objects)
+        first_new, first_handle = len(self.objects), self.handles and self.handles.next_number
         synced, heap = {}, []
         try:
             body = self._encode(value)
@@ -94,22 +128,28 @@ class Wire:
             for number in pending:
                 obj, before = self.objects[number], self.synced.get(number)
                 items = content(obj)
-                # by identity: 1, 1.0 and True are equal and not the same
-                if before is not None and len(before) == len(items) and all(map(operator.is_, before, items)):
+                if unchanged(before, items, type(obj)):
                     continue
                 known = len(self.objects)
                 heap.append([number, type(obj).__name__, [self._encode(item) for item in items]])
                 pending.extend(itertools.islice(self.objects, known, None))
                 synced[number] = items
-            frame = json.dumps(message | {"value": body, "heap": heap, "drop": self.dropped}).encode()
+            message = message | {"value": body, "heap": heap, "drop": self.dropped}
+            if self.handles:
+                message |= self.handles.news()
+            frame = json.dumps(message).encode()
             if len(frame) > MAX_FRAME:
                 raise Unplain(f"value of {len(frame)} bytes")
         except BaseException:
             for number in list(self.objects)[first_new:]:
                 self._drop(number)
+            if self.handles:
+                self.handles.undo(first_handle)
             raise
         self.synced.update(synced)
         self.dropped = []
+        if self.handles:
+            self.handles.sent()
         return frame
 
     def recv(self) -> tuple[dict, object]:
@@ -119,26 +159,32 @@ class Wire:
             message = json.loads(frame)
             for number in message["drop"]:
                 self._drop(number)
-            for number, kind, _ in message["heap"]:
+            if self.handles:
+                self.handles.hear(message)
+            for number, kind, items in message["heap"]:
                 if number not in self.objects:
                     if type(number) is not int or number % 2 == self.parity:
                         raise Broken("a foreign object number")
-                    self._keep(number, MUTABLE[kind]())
-                elif type(self.objects[number]) is not MUTABLE[kind]:
+                    flat = [self._decode(item) for item in items] if kind == "ndarray" else \
+                        [self._decode(item) for item in items[:1]] if kind == "deque" else []
+                    self._keep(number, empty(kind, flat))
+                elif type(self.objects[number]).__name__ != kind:
                     raise Broken("an object that changed its type")
             for number, _, items in message["heap"]:
                 self._fill(self.objects[number], [self._decode(item) for item in items])
                 self.synced[number] = content(self.objects[number])
             return message, self._decode(message["value"])
-        except (ArithmeticError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as exc:
+        except (ArithmeticError, AttributeError, ImportError, LookupError, MemoryError, RecursionError, TypeError,
+                ValueError, re.error) as exc:
             raise Broken(f"a malformed message ({type(exc).__name__})") from None
 
-    def _keep(self, number: int, obj: list | dict | set) -> None:
+    def _keep(self, number: int, obj: object) -> None:
         self.objects[number] = obj
         self.numbers[id(obj)] = number
 
     def _drop_unheld(self) -> list[int]:
-        drop = [number for number, count in holders(self.objects).items() if count <= UNHELD]
+        drop = [number for number, count in holders(self.objects).items() if count <= UNHELD  # and no news of it
+                and unchanged(self.synced.get(number), content(obj := self.objects[number]), type(obj))]
         for number in drop:
             self._drop(number)
         return drop
@@ -147,12 +193,22 @@ class Wire:
         del self.numbers[id(self.objects.pop(number))]
         self.synced.pop(number, None)
 
-    def _fill(self, obj: list | dict | set, items: list) -> None:
-        if type(obj) is list:
+    def _fill(self, obj: object, items: list) -> None:
+        kind = type(obj)
+        if kind is list:
             obj[:] = items
-            return
-        obj.clear()
-        obj.update(items if type(obj) is set else zip(items[::2], items[1::2], strict=True))
+        elif kind is bytearray:
+            obj[:] = items[0]
+        elif is_array(obj):
+            obj[...] = build_array(*items)
+        elif kind in (set, collections.deque):
+            obj.clear()
+            obj.extend(items[1:]) if kind is collections.deque else obj.update(items)
+        else:
+            if kind is collections.defaultdict:
+                obj.default_factory, *items = items
+            obj.clear()
+            obj.update(dict(zip(items[::2], items[1::2], strict=True)))
 
     def _encode(self, value: object, depth: int = 0) -> object:
         kind = type(value)
@@ -166,7 +222,7 @@ class Wire:
                 return value
             except UnicodeEncodeError:  # json would join two lone surrogates into one character
                 return ["str", value.encode("utf-8", "surrogatepass").hex()]
-        if kind in (list, dict, set):
+        if kind in MUTABLE_KINDS or is_array(value):
             if id(value) not in self.numbers:
                 self._keep(self.next_number, value)
                 self.next_number += 2
@@ -183,7 +239,17 @@ class Wire:
             return ["range", *[self._encode(n) for n in (value.start, value.stop, value.step)]]
         if value is Ellipsis:
             return ["ellipsis"]
-        raise Unplain(f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."))
+        if depth == MAX_DEPTH:
+            raise Unplain(f"{kind.__name__} nested more than {MAX_DEPTH} deep")
+        try:
+            whole = take_apart(value)
+        except ValueError as exc:
+            raise Unplain(str(exc)) from None
+        if whole:
+            return [whole[0], *[self._encode(part, depth + 1) for part in whole[1]]]
+        if self.handles:
+            return self.handles.encode(value, depth)
+        raise Unplain(type_name(value))
 
     def _decode(self, data: object, depth: int = 0) -> object:
         if type(data) is not list:
@@ -210,31 +276,21 @@ class Wire:
             return range(*[self._decode(part) for part in parts])
         if tag == "ellipsis":
             return ...
-        raise Broken("an unknown tag")
+        if self.handles and tag in self.handles.TAGS:
+            return self.handles.decode(tag, parts, depth)
+        return put_together(tag, [self._decode(part, depth + 1) for part in parts])
 
 
-def crosses(value: object) -> bool:
-    """Whether a value can be sent."""
-    try:
-        Wire(None, parity=1).pack({}, value)
-    except Unplain:
-        return False
-    return True
+def type_name(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
-def describe(exc: BaseException, folder: str) -> tuple[dict, list]:
-    """An exception as a reply: the built-in names of its MRO and the place in the solution; its arguments."""
-    names = [c.__name__ for c in type(exc).__mro__[:-1] if vars(builtins).get(c.__name__) is c]
+def describe(exc: BaseException, folder: str) -> tuple[dict, BaseException]:
+    """An exception as a reply: the place in `folder` where it was raised; itself without what it holds."""
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(exc.__traceback__)]
     lines = [f"{os.path.relpath(file, folder)}:{line}" for file, line in places if file.startswith(folder)]
     exc.__traceback__ = exc.__context__ = exc.__cause__ = None  # frees what the frames hold, memory above all
-    arguments = []
-    for argument in exc.args:
-        try:
-            arguments.append(argument if crosses(argument) else str(argument))
-        except BaseException:  # noqa: BLE001, its __str__ is the solution's
-            arguments.append("unprintable")
-    return {"raise": names, "where": lines[-1] if lines else ""}, arguments
+    return {"raise": lines[-1] if lines else ""}, exc
 
 
 def rebuild(names: list[str], arguments: list) -> BaseException:

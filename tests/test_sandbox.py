@@ -377,7 +377,7 @@ def collect(x, seen=[]):
                  ).replace("[*seen(x)", "[*seen, x]"), tests, reference).passed == 1
 
 
-@pytest.mark.parametrize("value", [object(), int, len, iter(()), type("Int", (int,), {})(3), bytearray(b"x"),
+@pytest.mark.parametrize("value", [object(), int, len, iter(()), type("Int", (int,), {})(3), memoryview(b"x"),
                                    [object()], {"k": [lambda: 0]}, ValueError()])
 def test_what_cannot_cross_is_named_and_leaves_no_trace(value):
     judge, solution = wires()
@@ -408,9 +408,9 @@ def test_other():
     assert add_to((1,)) == 1
 """
     reference = "def add_to(x):\n    return len(x)\n"
-    code = "def add_to(x):\n    if type(x) is list: x.append(object())\n    return len(x)\n"
+    code = "def add_to(x):\n    if type(x) is list: x.append('x' * (20 << 20))\n    return len(x)\n"
     verdict = grade(box, code, tests, reference)
-    assert list(verdict.tests.values()) == ["failed", "passed"] and "object" in verdict.output
+    assert list(verdict.tests.values()) == ["failed", "passed"] and "bytes" in verdict.output
 
 
 def test_depth_and_size_are_bounded():
@@ -460,7 +460,7 @@ from solution import fail
 def check(kind, base, *args):
     with pytest.raises(base) as caught:
         fail(kind)
-    assert type(caught.value) is base and caught.value.args == args
+    assert type(caught.value).__mro__[-len(base.__mro__):] == base.__mro__ and caught.value.args == args
 def test_value():
     check("value", ValueError, "bad", 3)
 def test_key():

@@ -362,7 +362,7 @@ class Peer:
 
     def __init__(self, wire: Wire, offers, perform, folder: str):
         self.wire, self.perform, self.folder = wire, perform, folder
-        self.turn = threading.Lock()  # whose thread may use the wire
+        self.turn = threading.RLock()  # whose thread may use the wire
         self.depth = 0
         self.handles = wire.handles = Handles(self, offers)
 

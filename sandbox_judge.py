@@ -95,6 +95,7 @@ class Judge(Peer):
         super().__init__(wire, offers, offers.perform, folder)
         self.collect, self.trust, self.requests = job["collect"], Trust(self.handles, job["trust"]), 0
         self.functions: dict[str, SolutionFunction] = {}
+        self.originals: dict[tuple[int, str], object] = {}  # (id of module or class, name) -> before a test set it
         self.names: list[str] = []  # what a star import may bring
         self.unfit = ""  # why the running test cannot pass
         self.gone = ""  # why the solution answers no more
@@ -122,6 +123,14 @@ class Judge(Peer):
             return NotImplemented
         if refused:
             raise AttributeError(name) if name.startswith("__") else self.fail(refused)
+        place = id(target), name
+        if op == "del" and place in self.originals:  # patchers undo so, having found nothing in a stub's __dict__
+            op, args = "set", (self.originals.pop(place),)
+        elif op == "set" and (target is None or type(target) is RemoteType) and place not in self.originals:
+            try:
+                self.originals[place] = self.operate("get", name, target)
+            except AttributeError:  # a new name
+                pass
         return self.exchange({"op": op, "name": name}, self.packed(target, args, kwargs))
 
     def exchange(self, request: dict, value: tuple) -> object:
@@ -129,6 +138,7 @@ class Judge(Peer):
         op, name = request["op"], request["name"]
         if self.gone:
             raise self.fail(self.gone)
+        half_read, self.handles.arrived = self.handles.arrived, []  # of the message that this one interrupts
         try:
             reply, answer = self.ask(request, value)
             if self.handles.arrived:
@@ -145,6 +155,8 @@ class Judge(Peer):
         except Broken as exc:
             self.gone = self.protocol = f"the solution broke the protocol: {exc}"
             raise self.fail(self.gone) from None
+        finally:
+            self.handles.arrived = half_read
         if "raise" in reply:
             self.oom = self.oom or type(answer) is MemoryError
             if isinstance(answer, KeyboardInterrupt):  # would stop a whole pytest session
@@ -165,7 +177,7 @@ class Judge(Peer):
         self.requests += 1
         if self.requests > MAX_REQUESTS:
             raise Broken(f"more than {MAX_REQUESTS} requests")
-        if type(value) is not tuple or len(value) != 3 or type(request["name"]) is not str:
+        if type(value) is not tuple or len(value) != 3 or type(request.get("name")) is not str:
             raise Broken("a malformed request")
         self.trust.lower()
         super().serve(request, value)
@@ -211,7 +223,7 @@ def judge_process(supervisor: socket.socket, wire_socket: socket.socket, folder:
         if "raise" in reply:
             judge.oom = type(value) is MemoryError
             place = f" ({reply['raise']})" if reply["raise"] else ""
-            text = f"{type(value).__name__}: {str(value)[:1000]}{place}"
+            text = f"{type(value).__name__}: {text_of(value)}{place}"
             report["error"] = f"the solution cannot be imported: {text}"
         else:
             report["names"] = [str(name) for name in reply["names"]]
@@ -271,8 +283,9 @@ def run_tests(judge: Judge, tests: dict[str, bytes], folder: str) -> None:
             elif inspect.isclass(item) and name.startswith("Test"):
                 run_class(judge, item, f"tests/{path}::{name}", folder)
             elif inspect.isfunction(item) and name.startswith("test"):
-                for suffix, arguments in cases(item, 0):
-                    run_one(judge, f"tests/{path}::{name}{suffix}", partial(item, **arguments), folder)
+                test = f"tests/{path}::{name}"
+                for suffix, arguments in cases(judge, test, item, 0):
+                    run_one(judge, test + suffix, partial(item, **arguments), folder)
 
 
 def run_class(judge: Judge, item: type, prefix: str, folder: str) -> None:
@@ -302,12 +315,22 @@ def run_class(judge: Judge, item: type, prefix: str, folder: str) -> None:
                 if "teardown_method" in names:
                     instance.teardown_method()
 
-        for suffix, arguments in cases(function, 1):
+        for suffix, arguments in cases(judge, f"{prefix}::{name}", function, 1):
             run_one(judge, f"{prefix}::{name}{suffix}", partial(call, name, arguments), folder)
 
 
-def cases(function: types.FunctionType, skip: int) -> list[tuple[str, dict]]:
+def cases(judge: Judge, test: str, function: types.FunctionType, skip: int) -> list[tuple[str, dict]]:
     """The calls of a test function: id suffix and arguments, one for each row of its parametrize marks."""
+    try:
+        return expand(function, skip)
+    except Unsupported:
+        raise
+    except BaseException as exc:  # noqa: BLE001, rows that the solution made may do anything
+        judge.note(test, "error", text_of(exc))
+        return []
+
+
+def expand(function: types.FunctionType, skip: int) -> list[tuple[str, dict]]:
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
         raise Unsupported("an async or generator test")
     rows: list[tuple[list[str], dict]] = [([], {})]
@@ -396,7 +419,15 @@ def explain(exc: BaseException, folder: str) -> str:
             with open(frame.f_code.co_filename, encoding="utf-8", errors="replace") as file:
                 source = next(itertools.islice(file, line - 1, None), "").strip()
             where = f" ({os.path.relpath(frame.f_code.co_filename, folder)}:{line}: {source})"
-    return f"{type(exc).__name__}{': ' * bool(str(exc))}{str(exc)[:1000]}{where}"
+    text = text_of(exc)
+    return f"{type(exc).__name__}{': ' * bool(text)}{text}{where}"
+
+
+def text_of(exc: BaseException) -> str:
+    try:
+        return str(exc)[:1000]
+    except BaseException:  # noqa: BLE001, a __str__ of the solution may do anything
+        return "unprintable"
 
 
 class PytestPlugin:

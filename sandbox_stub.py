@@ -20,7 +20,8 @@ class StubJudge(Judge):
         try:
             return super().exchange(request, value)
         except (SystemExit, GeneratorExit, StopIteration, StopAsyncIteration) as exc:
-            if isinstance(exc, StopIteration) and request["name"] in ("__next__", "send", "throw"):  # the end of an iterator
+            ends = request["op"] == "special" and request["name"] in ("__next__", "send", "throw")
+            if ends and isinstance(exc, StopIteration):
                 raise
             raise self.fail(f"solution.{request['name']} raised {type(exc).__name__}") from None
 

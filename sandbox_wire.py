@@ -111,6 +111,7 @@ class Wire:
         self.synced: dict[int, tuple] = {}  # number -> content at the last frame
         self.dropped: list[int] = []  # numbers that the other side may forget, and has not heard of
         self.handles = None  # sandbox_handles.Handles, where there are any
+        self.decoding = 0  # messages half read: the hash of a proxy may ask in the midst of one
 
     def send(self, message: dict, value: object = None, changes: bool = True) -> None:
         """Send a message with one value and, unless it is to be a bare word, every known object that changed
@@ -118,7 +119,8 @@ class Wire:
         send_frame(self.sock, self.pack(message, value, changes))
 
     def pack(self, message: dict, value: object, changes: bool = True) -> bytes:
-        if self.parity == 0:
+        changes = changes and not self.decoding
+        if self.parity == 0 and not self.decoding:
             self.dropped += self._drop_unheld()
         first_new, first_handle = len(self.objects), self.handles and self.handles.next_number
         synced, heap = {}, []
@@ -155,6 +157,7 @@ class Wire:
     def recv(self) -> tuple[dict, object]:
         """The next message and its value. EOFError when the other side is gone, Broken on nonsense."""
         frame = recv_frame(self.sock, MAX_FRAME)
+        self.decoding += 1
         try:
             message = json.loads(frame)
             for number in message["drop"]:
@@ -177,6 +180,8 @@ class Wire:
         except (ArithmeticError, AttributeError, ImportError, LookupError, MemoryError, RecursionError, TypeError,
                 ValueError, re.error) as exc:
             raise Broken(f"a malformed message ({type(exc).__name__})") from None
+        finally:
+            self.decoding -= 1
 
     def _keep(self, number: int, obj: object) -> None:
         self.objects[number] = obj

@@ -1,8 +1,8 @@
 """Handles: what solutions define and tests hand over, and attacks on the way in which both cross."""
 import pytest
+from test_sandbox import task
 
 import sandbox
-from test_sandbox import task
 
 REFERENCE = """
 import contextlib, dataclasses, enum, functools
@@ -39,7 +39,7 @@ class Color(enum.Enum):
     RED = 1
     BLUE = 2
 def gen(n):
-    for i in range(n): 
+    for i in range(n):
         yield i
 def apply(f, xs): return [f(x) for x in xs]
 def adder(n):

@@ -1,29 +1,36 @@
 """Verdicts on untrusted code: a solution is run against a task's tests and has no say in the result.
 
-Three parties. This file is the supervisor: it stands outside, holds the only clock that counts, and decides.
-For each run, one warm interpreter forks a judge, which holds the tests and reports, and another forks the
-solution process, which holds the solution and nothing else. sandbox_inside.py builds the walls around both,
-sandbox_judge.py runs the tests, sandbox_solution.py answers them, sandbox_wire.py is what passes between them.
-sandbox_verifier.py is for tasks whose test is a script, test.sh.
+Three parties. This file is the supervisor: it stands outside, holds the only clock that counts, and decides. For each
+run, one warm interpreter forks a judge, which holds the tests and reports, and another forks the solution process,
+which holds the solution and nothing else. sandbox_inside.py builds the walls around both, sandbox_judge.py runs the
+tests, sandbox_solution.py answers them, sandbox_wire.py is what passes between them: plain values and those of
+sandbox_values.py by content; classes, instances, generators, callables and exceptions as handles
+(sandbox_handles.py). sandbox_trust.py says what is believed of a handle, sandbox_offers.py what the tests' objects
+show. sandbox_verifier.py is for tasks whose test is a script, test.sh.
 
-Covered: a solution cannot read or change the tests, the judge, the result, other runs, the host's files or
-the trainer's environment; it has no network, not even loopback; what it returns is judged as plain built-in
-values, so no object answers for itself. Exits, skips, kills, signals, hangs, floods of output, and excess of
-memory, processes, files or descriptors cost it a test or the run. All that a run started or wrote is gone
-with the run, also when the trainer is killed.
+Covered: a solution cannot read or change the tests, the judge, the result, other runs, the host's files or the
+trainer's environment; it has no network, not even loopback. An object of the solution is never an instance of int,
+str or list, and equals or orders with a plain value only where the reference, at the same call of the same test, gave
+an object too; without a reference never. Of what the tests hand over it sees calls, iteration and public attributes
+of the tests' own classes: no frame, code, closure, module or name with an underscore in front. Exits, skips, kills,
+signals, hangs, floods of output, and excess of memory, processes, files or descriptors cost it a test or the run. All
+that a run started or wrote is gone with the run, also when the trainer is killed.
 
-Not covered: kernel bugs in what seccomp lets through; timing side channels; reading what every
-user of the machine may read below /usr and the interpreter; tests too weak to tell right from wrong; a
-solution that stores what one test taught it for the next. Tests are trusted to be no attack. Values that are
-no plain built-ins (classes, instances, generators, callables) fail the test that meets them; a task whose
-reference needs them, or whose tests patch the solution or capture what it prints, is infra. Which
-rung of the ladder a machine allows, --check says. On "mounts" there is no network namespace, and seccomp denies every
-socket. On "landlock" there is no namespace at all: a solution cannot fork, change file modes or use shared memory;
-it sees names and sizes of the host's files, not their content; files of a run fill the temporary folder without a
-common bound, and stay there when the worker itself is killed; started as root, its interpreter must be readable by
-uid 65534. On the other rungs Landlock is added where the kernel has it. With isolation "none" there are two processes
-and resource limits, none on the number of processes, and all else is open: it is for machines that forbid the rest,
-with code that means no harm.
+Not covered: kernel bugs in what seccomp lets through; timing side channels; reading what every user of the machine
+may read below /usr and the interpreter; tests too weak to tell right from wrong; a solution that stores what one test
+taught it for the next. Tests are trusted to be no attack. Two objects of the solution compare by its word, and so
+does one where the reference gave one: a test that asks no more than the solution's own __eq__ or __repr__ learns what
+the solution says. A StopIteration that the solution raises ends a loop of the tests as it would anywhere. What does
+not cross fails the test that meets it: classes of the tests that inherit from the solution's, coroutines, pickles,
+arrays of objects, a message of more than 16 MB. A task whose reference needs these, or whose tests capture what the
+solution prints, is infra; so is one that patches a static or class method of the solution and uses it afterwards.
+Which rung of the ladder a machine allows, --check says. On "mounts" there is no network namespace, and seccomp denies
+every socket. On "landlock" there is no namespace at all: a solution cannot fork, change file modes or use shared
+memory; it sees names and sizes of the host's files, not their content; files of a run fill the temporary folder
+without a common bound, and stay there when the worker itself is killed; started as root, its interpreter must be
+readable by uid 65534. On the other rungs Landlock is added where the kernel has it. With isolation "none" there are
+two processes and resource limits, none on the number of processes, and all else is open: it is for machines that
+forbid the rest, with code that means no harm.
 
     python sandbox.py --solution solution.py --tests tests/ --json
     python sandbox.py --check

@@ -1,4 +1,6 @@
 """Handles: what solutions define and tests hand over, and attacks on the way in which both cross."""
+import json
+
 import pytest
 from test_sandbox import task
 
@@ -163,7 +165,6 @@ def test_objects_of_both_sides(box):
 POP = "from solution import S\ndef test_pop():\n    s = S()\n    s.push(3)\n    assert s.pop() == 3\n"
 CLOSE = POP.replace("s.pop() == 3", "abs(s.pop() - 3) < 1e-6")
 TEXT = POP.replace("push(3)", "push('ab')").replace("s.pop() == 3", "s.pop().startswith('a')")
-CALL = "from solution import S\ndef test_call():\n    assert S().run(lambda: 7) == 7\n"
 RIGHT = """
 class S:
     def push(self, x): self.x = x
@@ -197,14 +198,220 @@ def test_an_object_is_no_plain_value_without_a_reference_either(box, tests):
     assert (verdict.outcome, verdict.reward) == ("failed", 0.0), verdict
 
 
-@pytest.mark.parametrize("name", ["__globals__", "__code__", "__self__", "__closure__", "__class__.__mro__",
-                                  "__builtins__", "gi_frame", "f_back"])
-def test_callbacks_show_no_insides(box, name):
-    spy = RIGHT + f"""
-class S:
-    def run(self, f):
-        judge = f.__closure__[0].cell_contents.peer if f.__closure__ else None
-        return judge.operate("get", {name!r}, f) and 7
+
+# Each test passes only if the solution returns the names that it got an answer for.
+LEAK = """
+from solution import look
+class Person:
+    def __init__(self):
+        self.name, self._secret = "a", "s"
+    def hello(self):
+        return "hi"
+def generate():
+    yield 1
+class Own(Exception):
+    pass
+def fail():
+    raise Own(1)
+def test_leak():
+    try:
+        fail()
+    except Own as exc:
+        error = exc
+    assert look({}) != []
 """
-    verdict = box.grade(task(CALL, CALL, RIGHT), {"solution.py": spy})
-    assert verdict.outcome == "failed" and "AttributeError" in verdict.output, verdict
+LOOK = """
+import gc
+def look(thing):
+    peer = next(found for found in gc.get_objects() if type(found).__name__ == "SolutionPeer")
+    seen = []
+    for name in NAMES:
+        for op, arguments in OPS:
+            if op == "set" and name[0] != "_":  # public data of an object may be set
+                continue
+            try:
+                peer.operate(op, name, thing, arguments)
+            except (AttributeError, TypeError) as exc:
+                if "of the tests" not in str(exc):
+                    seen.append((op, name, str(exc)))
+            else:
+                seen.append((op, name))
+    return seen
+"""
+INSIDES = ["__globals__", "__code__", "__self__", "__closure__", "__class__", "__dict__", "__defaults__", "__wrapped__",
+           "__builtins__", "__traceback__", "__context__", "__reduce_ex__", "__getattribute__", "__subclasses__",
+           "__init__", "__func__", "__module__", "_secret", "gi_frame", "gi_code", "cr_frame", "f_back", "tb_frame",
+           "mro", "with_traceback"]
+HANDED = ["test_leak", "generate()", "Person()", "Person", "Person().hello", "error", "[].append"]
+OPS = "OPS = [('get', ()), ('set', (1,)), ('del', ()), ('special', ()), ('copy', ())]\n"
+
+
+@pytest.mark.parametrize("thing", HANDED)
+def test_what_tests_hand_over_shows_no_insides(box, thing):
+    tests = LEAK.replace("{}", thing)
+    verdict = box.grade(task(tests, tests), {"solution.py": f"NAMES = {INSIDES}\n{OPS}{LOOK}"})
+    assert verdict.outcome == "failed" and "AssertionError" in verdict.output, verdict
+
+
+@pytest.mark.parametrize("thing, name", [("Person()", "name"), ("Person()", "hello"), ("generate()", "__next__")])
+def test_the_look_at_insides_sees_what_is_shown(box, thing, name):
+    tests = LEAK.replace("{}", thing)
+    verdict = box.grade(task(tests, tests), {"solution.py": f"NAMES = [{name!r}]\n{OPS}{LOOK}"})
+    assert verdict.outcome == "passed", verdict
+
+
+RUN = "from solution import run\ndef test_run():\n    assert run(lambda *a: run(*a) if a else 1, 2) == 7\n"
+A = "class A:\n    def __repr__(self): return %s\ndef run(f, x): return A()\n"
+SHOW = "from solution import run\ndef test_run():\n    assert repr(run(None, 2)) == str(run(None, 2)) == '7'\n"
+SEVEN = "def run(f, x=0):\n    return 7\n"
+BOUNDS = {
+    "giant repr": (SHOW, A % "'x' * (15 << 20)"),
+    "too giant repr": (SHOW, A % "'x' * (40 << 20)"),
+    "repr beyond memory": (SHOW, A % "'x' * (1 << 40)"),
+    "endless repr": (SHOW, "class A:\n    def __repr__(self):\n        while True: pass\ndef run(f, x): return A()\n"),
+    "repr of an own repr": (SHOW, A % "A()"),
+    "callback flood": (RUN, "def run(f, x):\n    while True: f()\n"),
+    "endless recursion": (RUN, "def run(f, *a):\n    return f(f, 2)\n"),
+    "caught recursion": (RUN,
+                         "def run(f, *a):\n    try: return f(f, 2)\n    except RecursionError: return run(f, 2)\n"),
+    "a million objects": (RUN, "class A: pass\ndef run(f, x): return [A() for _ in range(10 ** 6)]\n"),
+    "a million objects, one a call": (
+        RUN, "class A: pass\nkept = []\ndef run(f, *a):\n    if not a: return 1\n    while True: f(A())\n"),
+    "a flood of classes": (RUN, "def run(f, x): return [type('A', (), {})() for _ in range(10 ** 5)]\n"),
+    "an endless generator": (SHOW.replace("assert", "assert run(None, 2) == 7 or list(run(None, 2)) or"),
+                             "def run(f, x):\n    while True: yield 'x' * 1000\n"),
+    "an object in itself": (RUN, "def run(f, x):\n    a = ()\n    for _ in range(10 ** 5): a = (a,)\n    return a\n"),
+    "a hash that exits": (RUN, "import os\nclass A:\n    def __hash__(self): return 1 if os.getpid() == 0 or not out "
+                               "else os._exit(0)\nout = []\ndef run(f, x):\n    s = {A()}; out.append(1); return s\n"),
+    "an endless hash": (RUN, "class A:\n    def __hash__(self):\n        while out: pass\n        return 1\nout = []\n"
+                             "def run(f, x):\n    s = {A()}; out.append(1); return s\n"),
+    "a hash that calls the tests": (
+        RUN, "class A:\n    def __hash__(self):\n        if out: out[0](out[0], 3)\n        return 1\nout = []\n"
+             "def run(f, x):\n    s = {A()}; out.append(f); return s\n"),
+    "always equal after a hash": (RUN,
+                                  "class A:\n    def __eq__(self, o): return True\n    def __hash__(self): return 7\n"
+                                  "def run(f, x): return A()\n"),
+}
+TEXTS = {"int": "return 5", "error": "raise ValueError(1)", "exit": "import os; os._exit(0)",
+         "end": "raise SystemExit(0)", "interrupt": "raise KeyboardInterrupt", "object": "return object()",
+         "self": "return str(self)",
+         "giant": "return 'x' * (40 << 20)", "memory": "return 'x' * (1 << 40)", "endless": "while True: pass"}
+BOUNDS |= {f"text of an exception: {name}": (
+    RUN, f"class E(Exception):\n    def __str__(self):\n        {body}\n    __repr__ = __str__\n"
+         "def run(f, x): raise E(5)\n") for name, body in TEXTS.items()}
+BOUNDS |= {f"text of an exception at import: {name}": (RUN, BOUNDS[f"text of an exception: {name}"][1] + "raise E(5)\n")
+           for name in TEXTS}
+BOUNDS["rows that raise"] = (
+    "import pytest\nfrom solution import *\n@pytest.mark.parametrize('x', ROWS)\ndef test_run(x):\n    "
+    "assert run(0) == x\n", f"{SEVEN}class R:\n    def __iter__(self): raise OSError(5)\nROWS = R()\n")
+
+
+@pytest.fixture(scope="module")
+def short():
+    with sandbox.Sandbox(workers=1, timeout_s=2.0, memory_mb=256) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_excess_costs_the_solution_the_test_alone(short, name):
+    tests, code = BOUNDS[name]
+    reference = f"{SEVEN}ROWS = [7]\n"
+    assert short.grade(task(tests, tests, reference), {"solution.py": reference}).outcome == "passed"
+    for case in (task(tests, tests, reference), task(f"{tests}# bare", tests)):
+        if "ROWS" in tests and "solution/solution.py" not in case.files:  # the rows are the solution's to give
+            continue
+        verdict = short.grade(case, {"solution.py": code})
+        assert verdict.outcome in ("failed", "error", "timeout", "oom") and verdict.reward == 0.0, verdict
+        assert verdict.seconds < 4
+
+
+def kind(number=0, name="A", module="solution", bases=(), methods=("__eq__", "__hash__", "__sub__"), blocked=()):
+    return [number, name, name, module, None, list(bases), list(methods), list(blocked)]
+
+
+OBJECT = ["obj", 1, 0]
+SKIP = ["builtin", "unittest.case", "SkipTest"]
+FRAMES = [  # what a message may hold besides its heap
+    *[{"value": value} for value in (
+        ["own", 0], ["own", 10 ** 9], ["own", [1]], ["own"], OBJECT, ["obj", 1, 10 ** 6], ["fun", 1],
+        ["fun", {}, {}, {}],
+        ["fun", 1, "f", None], ["gen", 5], ["gen", []], ["class", 3], ["class", []], ["builtin", "eval"],
+        ["builtin", "os", "system"], SKIP, ["exc", "SystemExit", 0], ["exc", "Skipped"], ["exc"],
+        ["name", "os", "system"], ["name", "solution", "run"], ["tuple", ["own", 0], OBJECT],
+        ["ref", 0], ["ZoneInfo", "Africa"],
+        ["slice"],
+        [], [[]], ["Pattern", "(" * 500, 0], ["scalar", "O", ["bytes", "00" * 8]], {}, True)],
+    *[{"value": OBJECT, "classes": classes} for classes in (
+        [kind()], [kind(name="int", module="builtins")], [kind(bases=[["class", 0]])], [kind(bases=[SKIP])],
+        [kind(bases=[["builtin", "builtins", "int"]])], [kind(methods=["__init__"])], [kind(methods=[[]])],
+        [kind(blocked=["__class__"])], [kind(blocked=["__getattribute__", "__eq__"])], [kind(blocked=["__slots__"])],
+        [kind(name=5)], [kind(name="\0")], [kind(), kind()], [kind(n) for n in range(3000)], [[]], 5, [kind(-1)],
+        [kind(bases=[["builtin", "builtins", "SystemExit"], ["builtin", "builtins", "OSError"]])])],
+    {"value": ["tuple", *[["obj", n, 0] for n in range(300_000)]], "classes": [kind()]},
+    *[{"raise": "", "value": value, "classes": [kind(bases=[["builtin", "builtins", base]], name="Skipped",
+                                                     module="_pytest.outcomes")]}
+      for base in ("KeyboardInterrupt", "SystemExit", "GeneratorExit", "StopIteration", "UnicodeDecodeError",
+                   "ExceptionGroup") for value in (OBJECT, [*OBJECT, "a", 5])],
+    {"raise": "", "value": 5}, {"raise": {}, "value": ["exc", "SystemExit", 0]}, {"raise": "", "value": SKIP},
+    {"callable": True, "value": 7}, {"missing": True, "value": 7}, {"unplain": ["x"] * 1000, "value": 7},
+    {"memory": 1, "value": 7}, {"value": 0, "free": [0, 0, 1]}, {"value": 7, "free": [[]]}, {"value": 7, "free": 5},
+    *[{"op": op, "name": name, "value": value} for op in ("get", "call", "invoke", "special", "set", [], None)
+      for name in ("__globals__", "__class__", 5, None) for value in (["tuple", ["own", 0], ["tuple"], ["tuple"]], 7)],
+    {"op": "invoke", "value": ["tuple", ["own", 0], ["tuple"], ["tuple"]]},
+]
+RAW = """
+import os, struct
+def run(f, x):
+    data = struct.pack("<I", len(FRAME)) + FRAME
+    while data:
+        data = data[os.write(3, data):]
+    return 0
+"""
+ONCE = "from solution import run\ndef test_run():\n    assert run(len, 2) == 7\n"
+
+
+def test_a_frame_by_hand_arrives(short):
+    frame = json.dumps({"drop": [], "heap": [], "value": 7}).encode()
+    assert short.grade(task("raw", ONCE, SEVEN), {"solution.py": f"FRAME = {frame!r}\n{RAW}"}).outcome == "passed"
+
+
+def test_frames_by_hand_gain_nothing(short):
+    frames = [json.dumps({"drop": [], "heap": []} | frame).encode() for frame in FRAMES]
+    frames += [b"", b"{}", b"[]", b"7", b"[" * 100_000, b"\xff", b'{"drop": [0]}',
+               b'{"drop": [], "heap": [[1, "list"]]}']
+    for frame in frames:
+        code = f"FRAME = {frame!r}\n{RAW}"
+        for case in (task("raw", ONCE, SEVEN), task("bare raw", ONCE)):
+            verdict = short.grade(case, {"solution.py": code})
+            assert verdict.outcome in ("failed", "error", "timeout", "oom"), (frame[:300], verdict)
+
+
+def test_patches_hold_during_the_call_and_are_undone(box):
+    code = "def helper():\n    return 1\ndef run(x):\n    return helper() + x\n" \
+           "class C:\n    def f(self):\n        return 3\n"
+    tests = """
+from unittest import mock
+import solution
+def test_patches(monkeypatch):
+    for _ in range(2):
+        monkeypatch.setattr(solution, "helper", lambda: 5)
+        monkeypatch.setattr(solution.C, "f", lambda self: 7)
+        assert solution.run(1) == 6 and solution.C().f() == 7
+        monkeypatch.undo()
+        assert solution.run(1) == 2 and solution.helper() == 1 and solution.C().f() == 3
+        with mock.patch("solution.helper", return_value=8), mock.patch.object(solution.C, "f", lambda self: 9):
+            assert solution.run(1) == 9 and solution.C().f() == 9
+        assert solution.run(1) == 2 and solution.helper() == 1 and solution.C().f() == 3
+"""
+    verdict = box.grade(task("patches", tests, code), {"solution.py": code})
+    assert verdict.outcome == "passed", verdict
+
+
+def test_own_keys_in_sets_and_dicts(box):
+    code = "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass P:\n    x: int\n" \
+           "def made():\n    return {P(1), P(2)}, {P(1): [2]}\n"
+    tests = "from solution import P, made\ndef test_made():\n    found, table = made()\n" \
+            "    assert found == {P(2), P(1)} and P(1) in found and P(3) not in found and table == {P(1): [2]}\n"
+    verdict = box.grade(task("keys", tests, code), {"solution.py": code})
+    assert verdict.outcome == "passed", verdict
+    assert box.grade(task("keys", tests, code), {"solution.py": code.replace("P(2)}", "P(3)}")}).outcome == "failed"

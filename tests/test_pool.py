@@ -29,8 +29,10 @@ def grade(box, code: str = ADD) -> sandbox.Verdict:
 @contextmanager
 def idle_worker(box):
     worker = box.pool.idle.get()
-    yield worker
-    box.pool.idle.put(worker)
+    try:
+        yield worker
+    finally:
+        box.pool.idle.put(worker)
 
 
 def children() -> set[str]:

@@ -1,7 +1,7 @@
 """Each part beside the usual way, in one process, A B A B: seconds of wall and CPU, extra memory; medians as JSON.
 
     python bench.py sampler --model models/smollm2
-    python bench.py sampler --model models/smollm2 --memory --rows 64
+    python bench.py sampler --model models/smollm2 --full --tokens 1024 --prompts 8 --repeats 1   # memory
     python bench.py kernel --tokens 4096 --hidden 1024 --vocabulary 151936
     python bench.py update --prompt-tokens 512 --out update.json
     python bench.py update --peer 'PYTHON PEER.py --threads 1 ...'
@@ -20,7 +20,6 @@ import argparse
 import ctypes
 import json
 import os
-import resource
 import shlex
 import statistics
 import subprocess
@@ -29,6 +28,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,7 +58,7 @@ FIXTURE = "import pytest\n@pytest.fixture(autouse=True)\ndef ready():\n    yield
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--repeats", type=int, default=5, help="turns of each; but for sampler, after a warm-up")
+    common.add_argument("--repeats", type=int, default=5, help="turns of each, after a warm-up")
     common.add_argument("--threads", type=int, help="default: as many as torch takes")
     common.add_argument("--out", help="write the JSON here too")
     parts = parser.add_subparsers(required=True, metavar="PART")
@@ -69,8 +69,6 @@ def main():
     for name, default in (("prompts", 16), ("samples", 8), ("tokens", 256), ("rows", 64)):
         part.add_argument(f"--{name}", type=int, default=default)
     part.add_argument("--full", action="store_true", help="no EOS: every row is as long as allowed")
-    part.add_argument("--only", nargs="+", choices=("ours", "usual"))
-    part.add_argument("--memory", action="store_true", help="peak memory instead, each in a process of its own")
 
     part = parts.add_parser("kernel", parents=[common], help="loss.fused_policy_loss, forward and backward")
     part.set_defaults(run=kernel)
@@ -108,16 +106,16 @@ def main():
         Path(args.out).write_text(text + "\n", encoding="utf-8")
 
 
-def sample_ours(model, prompts, eos, config, samples, seed) -> int:
+def sample_ours(model, prompts, eos, config, samples) -> int:
     """Sample with rollout.Sampler -> tokens sampled, EOS included."""
-    asked = [Request(prompt, (seed, group, sample)) for group, prompt in enumerate(prompts)
+    asked = [Request(prompt, (0, group, sample)) for group, prompt in enumerate(prompts)
              for sample in range(samples)]
     return sum(len(completion.ids) for completion in Sampler(model, eos, config).run(asked))
 
 
-def sample_usual(model, prompts, eos, config, samples, seed) -> int:
+def sample_usual(model, prompts, eos, config, samples) -> int:
     """The same by generate(), batch_slots rows at a time, prompts padded on the left, as TRL calls it."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     together, tokens = max(1, config.batch_slots // samples), 0
     for first in range(0, len(prompts), together):
         batch = prompts[first:first + together]
@@ -135,41 +133,14 @@ def sample_usual(model, prompts, eos, config, samples, seed) -> int:
 
 
 def sampler(args) -> dict:
-    if args.memory:
-        return sampler_memory(args)
     config = replace(load_config(str(HERE / "configs" / "smollm2.json")).rollout, temperature=1.0, top_p=1.0, top_k=-1,
                      batch_slots=args.rows, max_new_tokens=args.tokens, max_model_len=args.tokens + 512)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     prompts = [render(task, tokenizer, False) for task in load_tasks(str(HERE / "tasks"))[:args.prompts]]
-    eos = set() if args.full else eos_ids(model, tokenizer)
-    ways, runs = {"ours": sample_ours, "usual": sample_usual}, {"ours": [], "usual": []}
-    for round_ in range(args.repeats):
-        for name in args.only or ways:
-            wall, cpu = time.perf_counter(), time.process_time()
-            tokens = ways[name](model, prompts, eos, config, args.samples, round_)
-            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-            runs[name].append({"tokens": tokens, "wall_s": wall, "cpu_s": cpu})
-            print(f"bench.py: round {round_ + 1} {name}: {tokens} tokens, {wall:.1f} s", file=sys.stderr)
-    result = {"peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "threads": torch.get_num_threads()}
-    for unit in ("wall_s", "cpu_s"):
-        speed = {name: statistics.median(run["tokens"] / run[unit] for run in found)
-                 for name, found in runs.items() if found}
-        result[f"tokens_per_{unit}"] = speed
-        if len(speed) == 2:
-            result[f"ratio_{unit}"] = speed["ours"] / speed["usual"]
-    return result | {"runs": runs}
-
-
-def sampler_memory(args) -> dict:
-    """Peak resident memory of each way in a process of its own, every row as long as allowed."""
-    peaks = {}
-    for name in ("ours", "usual"):
-        command = [sys.executable, __file__, "sampler", "--model", args.model, "--rows", str(args.rows), "--full",
-                   "--tokens", str(args.tokens), "--prompts", str(args.rows // args.samples), "--samples",
-                   str(args.samples), "--repeats", "1", "--only", name]
-        peaks[name] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)["peak_mb"]
-    return {"peak_mb": peaks, "ratio": peaks["ours"] / peaks["usual"]}
+    arguments = model, prompts, set() if args.full else eos_ids(model, tokenizer), config, args.samples
+    return alternate({"ours": timed(partial(sample_ours, *arguments)),
+                      "usual": timed(partial(sample_usual, *arguments))}, args.repeats)
 
 
 def kernel(args) -> dict:
@@ -181,14 +152,13 @@ def kernel(args) -> dict:
 
     def ours():
         fused_policy_loss(hidden, head, targets, weights, advantages, chunk=args.chunk, **CLIP)[0].backward()
+        hidden.grad = head.grad = None
 
     def usual():
         plain_loss(hidden @ head.T, targets, weights, advantages).backward()
-
-    def forget():
         hidden.grad = head.grad = None
 
-    return alternate({"ours": ours} if args.alone else {"ours": ours, "usual": usual}, args.repeats, forget)
+    return alternate({"ours": timed(ours)} | ({} if args.alone else {"usual": timed(usual)}), args.repeats)
 
 
 def plain_loss(logits, targets, weights, advantages) -> torch.Tensor:
@@ -242,8 +212,12 @@ def trainer(args) -> SimpleNamespace:
     accelerator = Accelerator(cpu=True)
     policy = distribute(Policy(model), accelerator, 1)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6)
+
+    def one_update(trials):
+        update(policy, None, optimizer, accelerator, trials, 1, config)
+
     return SimpleNamespace(model=model, optimizer=optimizer, config=config, vocabulary=model.config.vocab_size,
-                           update=lambda trials: update(policy, None, optimizer, accelerator, trials, 1, config))
+                           update=one_update)
 
 
 def forced_trials(setting, args) -> list[Trial]:
@@ -281,7 +255,7 @@ def usual_update(setting, trials):
 
 def compared(args, ours, usual, figure) -> dict:
     """Turns of ours, the usual way and the peer; the peer's one turn gives the median of its own warm steps."""
-    turns = {"ours": ours, "usual": usual}
+    turns = {"ours": timed(ours), "usual": timed(usual)}
     if args.peer:
         def peer():
             done = subprocess.run(shlex.split(args.peer), capture_output=True, text=True, env={
@@ -294,59 +268,61 @@ def compared(args, ours, usual, figure) -> dict:
 
 
 def grading(args) -> dict:
-    """Runs a second with the fast runner, with pytest in the sandbox, and of `python -m pytest` on the same files."""
+    """Runs a second by the fast runner and by pytest in the sandbox, and of `python -m pytest` on the same files."""
     tasks = {name: SimpleNamespace(id=name, files={"tests/test_add.py": tests.encode(), "solution/solution.py": ADD})
-             for name, tests in (("fast", FIVE), ("pytest", FIXTURE + FIVE))}
-    speeds = {workers: {f"{name}_{where}": [] for name in tasks for where in ("sandbox", "bare")}
-              for workers in args.workers}
+             for name, tests in (("own", FIVE), ("pytest", FIXTURE + FIVE))}
+    found = {}
     with tempfile.TemporaryDirectory() as folder, Sandbox(max(args.workers), timeout_s=60) as box:
         for name, task in tasks.items():
             Path(folder, name).mkdir()
             for path, data in task.files.items():
                 Path(folder, name, Path(path).name).write_bytes(data)
 
-        def one(way):
-            name, where = way.split("_")
-            if where == "bare":
-                command = [sys.executable, "-m", "pytest"]
-                subprocess.run(command, cwd=Path(folder, name), check=True, capture_output=True)
-            elif (verdict := box.grade(tasks[name], {"solution.py": ADD})).passed != 5:
-                sys.exit(f"bench.py: sandbox: {verdict.outcome}: {verdict.output}")
+        def ours(name):
+            verdict = box.grade(tasks[name], {"solution.py": ADD})
+            if verdict.passed != 5 or box.plans[name].runner != name:
+                sys.exit(f"bench.py: sandbox: {verdict.outcome} by {box.plans[name].runner}: {verdict.output}")
 
-        for turn in range(args.repeats + 1):
-            for workers, found in speeds.items():
-                with ThreadPoolExecutor(workers) as pool:
-                    for way in found:
-                        start = time.perf_counter()
-                        list(pool.map(one, [way] * args.runs))
-                        if turn:  # the first made plans and started workers
-                            found[way].append(args.runs / (time.perf_counter() - start))
-    medians = {workers: {way: statistics.median(found[way]) for way in found} for workers, found in speeds.items()}
-    ratios = {workers: {name: found[f"{name}_sandbox"] / found[f"{name}_bare"] for name in tasks}
-              for workers, found in medians.items()}
-    runners = {name: plan.runner for name, plan in box.plans.items()}
-    return {"isolation": box.level, "runners": runners, "runs_per_s": medians, "ratio": ratios, "all": speeds}
+        def usual(name):
+            subprocess.run([sys.executable, "-m", "pytest"], cwd=Path(folder, name), check=True, capture_output=True)
+
+        for workers in args.workers:
+            with ThreadPoolExecutor(workers) as pool:
+                for name in tasks:
+                    def batch(way, names=(name,) * args.runs, pool=pool):
+                        return timed(lambda: len(list(pool.map(way, names))))
+
+                    turns = {"ours": batch(ours), "usual": batch(usual)}
+                    found[f"{workers} at once, {name}"] = alternate(turns, args.repeats)
+        return {"isolation": box.level, **found}
 
 
-def alternate(turns, repeats, between=lambda: None) -> dict:
-    """Run the functions in turn, `repeats` times after a warm-up -> medians, their ratios to ours, and all figures."""
+def timed(function):
+    """-> a turn: seconds, extra memory and, if `function` returns how many it made (tokens, runs), those a second."""
+    def turn():
+        ctypes.CDLL(None).malloc_trim(0)  # or what the last call freed would serve this one unseen
+        before = resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts anew
+        wall, cpu = time.perf_counter(), time.process_time()
+        made = function()
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        found = {"wall_s": wall, "cpu_s": cpu, "extra_gb": resident("VmHWM") - before}
+        return found if made is None else found | {"made": made, "per_wall_s": made / wall, "per_cpu_s": made / cpu}
+
+    return turn
+
+
+def alternate(turns, repeats) -> dict:
+    """Take the turns, one after the other, `repeats` times after a warm-up -> medians, ratios to ours, all figures."""
     figures = {name: [] for name in turns}
-    for turn in tqdm(range(repeats + 1), desc="turns", file=sys.stderr, disable=None):
-        for name, function in turns.items():
-            between()
-            ctypes.CDLL(None).malloc_trim(0)  # or what the last call freed would serve this one unseen
-            before = resident("VmRSS")
-            Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts anew
-            wall, cpu = time.perf_counter(), time.process_time()
-            told = function()
-            found = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu,
-                     "extra_gb": resident("VmHWM") - before}
-            if turn:
-                figures[name].append(told if name == "peer" else found)
-    medians = {name: {key: round(statistics.median(found[key] for found in all_found), 3) for key in all_found[0]}
+    for number in tqdm(range(repeats + 1), desc="turns", file=sys.stderr, disable=None):
+        for name, turn in turns.items():
+            found = turn()
+            if number:
+                figures[name].append(found)
+    medians = {name: {key: statistics.median(found[key] for found in all_found) for key in all_found[0]}
                for name, all_found in figures.items()}
-    ratios = {f"ours / {name}": {key: round(medians["ours"][key] / max(value, 1e-9), 3)
-                                 for key, value in found.items()}
+    ratios = {f"ours / {name}": {key: medians["ours"][key] / max(value, 1e-9) for key, value in found.items()}
               for name, found in medians.items() if name != "ours"}
     return {"median": medians, "ratio": ratios, "all": figures}
 

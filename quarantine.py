@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from archives import Task
 from sandbox import Sandbox, Verdict, reference, test_files
-from sandbox_judge import is_test_file
+from sandbox_runner import is_test_file
 
 REPEATS = 3
 LAZY = '''\

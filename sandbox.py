@@ -2,11 +2,11 @@
 
 Three parties. This file is the supervisor: it stands outside, holds the only clock that counts, and decides. For each
 run, one warm interpreter forks a judge, which holds the tests and reports, and another forks the solution process,
-which holds the solution and nothing else. sandbox_inside.py builds the walls around both, sandbox_judge.py runs the
-tests, sandbox_solution.py answers them, sandbox_wire.py is what passes between them: plain values and those of
-sandbox_values.py by content; classes, instances, generators, callables and exceptions as handles
-(sandbox_handles.py). sandbox_trust.py says what is believed of a handle, sandbox_offers.py what the tests' objects
-show. sandbox_verifier.py is for tasks whose test is a script, test.sh.
+which holds the solution and nothing else. sandbox_inside.py builds the walls around both, sandbox_judge.py asks
+for the tests, which sandbox_runner.py runs, sandbox_solution.py answers, sandbox_wire.py is what passes between them:
+plain values and those of sandbox_values.py by content; classes, instances, generators, callables and exceptions as
+handles (sandbox_handles.py). sandbox_trust.py says what is believed of a handle, sandbox_offers.py what the tests'
+objects show. sandbox_verifier.py is for tasks whose test is a script, test.sh.
 
 Covered: a solution cannot read or change the tests, the judge, the result, other runs, the host's files or the
 trainer's environment; it has no network, not even loopback. An object of the solution is never an instance of int,
@@ -20,7 +20,7 @@ Not covered: kernel bugs in what seccomp lets through; timing side channels; rea
 may read below /usr and the interpreter; tests too weak to tell right from wrong; a solution that stores what one test
 taught it for the next. Tests are trusted to be no attack. Two objects of the solution compare by its word, and so
 does one where the reference gave one: a test that asks no more than the solution's own __eq__ or __repr__ learns what
-the solution says. A StopIteration that the solution raises ends a loop of the tests as it would anywhere. What does
+the solution says. A solution's generator that ends early ends a loop of the tests as it would anywhere. What does
 not cross fails the test that meets it: classes of the tests that inherit from the solution's, coroutines, pickles,
 arrays of objects, a message of more than 16 MB. A task whose reference needs these, or whose tests capture what the
 solution prints, is infra; so is one that patches a static or class method of the solution and uses it afterwards.
@@ -48,9 +48,9 @@ from typing import Self
 
 import sandbox_inside
 from sandbox_filter import landlock_abi
-from sandbox_judge import is_test_file
 from sandbox_pool import OUTPUT_BYTES, Infra, Pool, make_job
 from sandbox_probe import LEVELS, climb
+from sandbox_runner import is_test_file
 from sandbox_verifier import TEST, scored, stub_sources
 
 OUTCOMES = ("passed", "failed", "error", "timeout", "oom", "infra")

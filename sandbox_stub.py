@@ -2,7 +2,7 @@
 /app/solution.py, imported as a module or run as a script. Lies in the judge's namespace; not launched by hand.
 
 What the solution raises must not end the script's interpreter as the script itself could: SystemExit(0) would be a
-pass to whoever asks for the exit status, StopIteration a loop that ends before its tests do.
+pass to whoever asks for the exit status.
 """
 import builtins
 import json
@@ -19,10 +19,7 @@ class StubJudge(Judge):
     def exchange(self, request: dict, value: tuple) -> object:
         try:
             return super().exchange(request, value)
-        except (SystemExit, GeneratorExit, StopIteration, StopAsyncIteration) as exc:
-            ends = request["op"] == "special" and request["name"] in ("__next__", "send", "throw")
-            if ends and isinstance(exc, StopIteration):
-                raise
+        except (SystemExit, GeneratorExit, StopAsyncIteration) as exc:
             raise self.fail(f"solution.{request['name']} raised {type(exc).__name__}") from None
 
 

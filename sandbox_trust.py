@@ -15,6 +15,7 @@ import collections
 from sandbox_handles import BINARY, COMPARE, UNARY, Handles, Ref, RemoteObject, RemoteType, new_object
 
 STRICT, LOOSE, FULL = range(3)
+STOPS = "StopIteration"  # stands among the places of a request
 UNCOUNTED = {*COMPARE, "__hash__", "__len__", "__bool__", "__str__", "__repr__", "__format__", "__contains__"}
 MAPPINGS = (dict, collections.defaultdict, collections.OrderedDict, collections.Counter)
 
@@ -75,6 +76,14 @@ class Trust:
             if id(proxy) not in reached:
                 self._limit(proxy, LOOSE)
         return answer
+
+    def stops(self, key: str) -> bool:
+        """Whether this request, counted already, may raise StopIteration: as the reference did, or it is recorded."""
+        key = f"{key} {self.counts[self.test, key]}"
+        if self.plan == "record":
+            self.record.setdefault(self.test, {}).setdefault(key, []).append(STOPS)
+            return True
+        return self.plan is not None and STOPS in self.plan.get(self.test, {}).get(key, ())
 
     def _arrived(self) -> list[object]:
         arrived, self.handles.arrived = self.handles.arrived, []

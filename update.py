@@ -191,13 +191,9 @@ def split(members, rows, budget) -> list[list[int]]:
 
 def collate(rows, weights, kl_weights, device) -> dict:
     """The tensors that Policy.forward takes, with a column of each trained token (T,); without rows, T = 0."""
-    prompts, prompt_of = [], []
-    for row in rows:
-        if row.prompt_ids not in prompts:
-            prompts.append(row.prompt_ids)
-        prompt_of.append(prompts.index(row.prompt_ids))
-    responses = [row.response_ids for row in rows] or [[0]]
-    prompts, prompt_of = prompts or [[0]], prompt_of or [0]
+    ids = {}
+    prompt_of = [ids.setdefault(tuple(row.prompt_ids), len(ids)) for row in rows] or [0]
+    prompts, responses = list(ids) or [[0]], [row.response_ids for row in rows] or [[0]]
     where, columns = [], []
     for b, row in enumerate(rows):
         for i, trained in enumerate(row.loss_mask):

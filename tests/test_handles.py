@@ -415,3 +415,64 @@ def test_own_keys_in_sets_and_dicts(box):
     verdict = box.grade(task("keys", tests, code), {"solution.py": code})
     assert verdict.outcome == "passed", verdict
     assert box.grade(task("keys", tests, code), {"solution.py": code.replace("P(2)}", "P(3)}")}).outcome == "failed"
+
+
+SQUARES = """
+from solution import square
+def test_squares():
+    for got, want in zip(map(square, [1, 2, 3]), [1, 4, 9]):
+        assert got == want
+"""
+FIRST = """
+import pytest
+from solution import first
+def test_first():
+    assert first([7]) == 7
+    with pytest.raises(StopIteration): first([])
+"""
+HONEST = {SQUARES: "def square(x): return x * x", FIRST: "def first(items): return next(iter(items))"}
+
+
+@pytest.mark.parametrize("reference", [True, False])
+@pytest.mark.parametrize("end", ["StopIteration", "type('End', (StopIteration,), {})"])
+def test_a_solution_ends_no_loop_of_the_tests(box, end, reference):
+    tests = task(f"loop {reference}", SQUARES, HONEST[SQUARES] if reference else None)
+    verdict = box.grade(tests, {"solution.py": f"def square(x): raise {end}"})
+    assert (verdict.outcome, verdict.reward) == ("failed", 0.0) and "StopIteration" in verdict.output, verdict
+    assert box.grade(tests, {"solution.py": HONEST[SQUARES]}).outcome == "passed"
+
+
+def test_stop_iteration_is_an_answer_where_the_reference_gave_it(box):
+    first = task("first", FIRST, HONEST[FIRST])
+    assert box.grade(first, {"solution.py": HONEST[FIRST]}).outcome == "passed"
+    assert box.grade(first, {"solution.py": "def first(items): raise StopIteration"}).outcome == "failed"
+
+
+def test_numpy_arrays_cross_with_their_exact_content(box):
+    reference = ("import numpy as np\ndef double(x): return x * 2\ndef same(x): return x\n"
+                 "def fill(x):\n    x[0] = 5\ndef strange(): return np.array([{}])\n")
+    tests = """
+import numpy as np, pytest
+from solution import double, fill, same
+def test_content():
+    for dtype in ("float32", "int8", ">i4", "complex128", "bool", "<U3", "datetime64[s]"):
+        given = np.array([[1, 0], [2, 3]]).astype(dtype)
+        got = same(given)
+        assert type(got) is np.ndarray and got.dtype == given.dtype and got.tobytes() == given.tobytes()
+        assert got.shape == given.shape
+    got = double(np.float32(1.5))
+    assert type(got) is np.float32 and got == 3
+    assert double(np.zeros((0, 3))).shape == (0, 3)
+def test_in_place():
+    x = np.arange(3)
+    fill(x)
+    assert x.tolist() == [5, 1, 2]
+"""
+    arrays = task("arrays", tests, reference)
+    verdict = box.grade(arrays, {"solution.py": reference})
+    assert verdict.outcome == "passed", verdict
+    verdict = box.grade(arrays, {"solution.py": reference.replace("return x\n", "return x.astype('float64')\n")})
+    assert verdict.outcome == "failed", verdict
+    objects = task("objects", "from solution import strange\ndef test_it():\n    assert strange().shape == (1,)\n")
+    verdict = box.grade(objects, {"solution.py": reference})
+    assert verdict.outcome == "failed" and "object" in verdict.output, verdict

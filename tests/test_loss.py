@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import loss
 from loss import REDUCTIONS, fused_policy_loss, kl_estimate, legacy_token_weights, policy_loss, token_weights
 
 # rows of the reduction examples: name -> (trained tokens, loss of each token)
@@ -294,6 +295,15 @@ class LargestVocabularyTensor(TorchDispatchMode):
             self.rows = max(self.rows, out.shape[0] * (out.shape[1] == V))
             self.head_gradients += out.shape == (V, H) and func != torch.ops.aten.detach.default
         return out
+
+
+@pytest.mark.parametrize("part", [1, 4, 1000])
+def test_the_head_gradient_is_whole_whatever_its_parts(monkeypatch, part):
+    monkeypatch.setattr(loss, "VOCABULARY_PART", part)
+    expected_inputs, found_inputs = inputs(), inputs()
+    plain(*expected_inputs, **PPO)[0].backward()
+    fused_policy_loss(*found_inputs, chunk=3, **PPO)[0].backward()
+    torch.testing.assert_close(found_inputs[1].grad, expected_inputs[1].grad, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("chunk", [3, 4])

@@ -64,7 +64,7 @@ def trial(group, prompt, response, advantage, mask=None, logprobs=None):
 def batch():
     """Unequal lengths, a row with gaps in its mask, an empty one, an excluded one and one without advantage."""
     return [
-        trial(0, [5, 6, 7], [8, 9, EOS], 0.75),
+        trial(0, [5, 6, 7], [8, 9, EOS], 0.7),
         trial(0, [5, 6, 7], [10, 11, 12, 13, 14, 15, 16, EOS], -0.25),
         trial(1, [4], [17], 0.5),
         trial(1, [4], [18, 19, 20, 21, EOS], -0.5, mask=[1, 1, 0, 0, 1]),
